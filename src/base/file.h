@@ -1,0 +1,43 @@
+// Files: read-only memory maps, whole reads with a size limit, atomic writes.
+// Every failure throws Error naming the path and the system's reason.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace m3 {
+
+// Read-only map of a whole file; movable, unmapped on destruction. An empty file maps to an empty
+// span. Pages become resident when touched; release() gives them back to the page cache.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
+  const std::filesystem::path& path() const { return path_; }
+  void release() const;
+
+ private:
+  std::filesystem::path path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// The file's content; refuses files larger than max_bytes before reading.
+std::string read_file(const std::filesystem::path& path, uint64_t max_bytes = uint64_t{1} << 32);
+
+// Writes path + ".tmp", syncs it, renames it over path. On failure (a full disk) the old file is
+// untouched and the temporary one removed.
+void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+
+}  // namespace m3

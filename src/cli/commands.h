@@ -1,0 +1,26 @@
+// The commands of m3: one small file each. A command gets the words after its name and returns its
+// exit code: 0 done, 1 failed. Wrong usage is thrown as UsageError and becomes 2.
+#pragma once
+#include <string>
+#include <vector>
+
+namespace m3::cli {
+
+using Args = std::vector<std::string>;
+
+int command_verify(const Args& args);
+
+struct Command {
+  const char* name;
+  const char* summary;
+  int (*run)(const Args& args);
+};
+
+inline const std::vector<Command>& commands() {
+  static const std::vector<Command> list = {
+      {"verify", "replay the goldens and report the measured errors", command_verify},
+  };
+  return list;
+}
+
+}  // namespace m3::cli

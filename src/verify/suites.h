@@ -1,0 +1,9 @@
+// One function per golden format; see verify.h.
+#pragma once
+#include "verify/verify.h"
+
+namespace m3::verify {
+
+bool verify_rule(const std::filesystem::path& file, const nlohmann::ordered_json& document, Report& report);
+
+}  // namespace m3::verify
