@@ -35,6 +35,7 @@ Arena::Arena(std::string name, int64_t capacity_bytes, Device device)
     : name_(std::move(name)), device_(device), capacity_(capacity_bytes) {
   M3_CHECK(capacity_bytes >= 0, "arena {}: capacity {}", name_, capacity_bytes);
   if (capacity_bytes == 0) return;
+  owns_ = true;
   if (!device.is_cpu()) {
     base_ = static_cast<char*>(device_malloc(capacity_bytes, device));
     return;
@@ -46,8 +47,16 @@ Arena::Arena(std::string name, int64_t capacity_bytes, Device device)
   base_ = static_cast<char*>(map);
 }
 
+Arena Arena::measuring(std::string name) {
+  Arena arena;
+  arena.name_ = std::move(name);
+  arena.base_ = reinterpret_cast<char*>(kAlignment);  // so that its tensors count as defined
+  arena.capacity_ = int64_t{1} << 62;
+  return arena;
+}
+
 Arena::~Arena() {
-  if (base_ == nullptr) return;
+  if (!owns_) return;
   if (device_.is_cpu()) {
     ::munmap(base_, capacity_);
   } else {
@@ -61,7 +70,8 @@ Arena::Arena(Arena&& other) noexcept
       base_(std::exchange(other.base_, nullptr)),
       capacity_(std::exchange(other.capacity_, 0)),
       used_(std::exchange(other.used_, 0)),
-      peak_(other.peak_) {}
+      peak_(other.peak_),
+      owns_(std::exchange(other.owns_, false)) {}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(name_, other.name_);
@@ -70,6 +80,7 @@ Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(capacity_, other.capacity_);
   std::swap(used_, other.used_);
   std::swap(peak_, other.peak_);
+  std::swap(owns_, other.owns_);
   return *this;
 }
 

@@ -36,6 +36,9 @@ class Arena {
 
   Arena() = default;
   Arena(std::string name, int64_t capacity_bytes, Device device = {});
+  // An arena without memory: its tensors must not be touched, only their sizes count. Running the
+  // code that carves an arena on one of these gives the bytes to plan (peak_bytes).
+  static Arena measuring(std::string name);
   ~Arena();
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
@@ -60,6 +63,7 @@ class Arena {
   Device device_;
   char* base_ = nullptr;
   int64_t capacity_ = 0, used_ = 0, peak_ = 0;
+  bool owns_ = false;
 };
 
 // Frees everything carved since its construction.

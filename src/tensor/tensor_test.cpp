@@ -50,6 +50,19 @@ TEST(Arena, carves_aligned_and_gives_back) {
   }
 }
 
+TEST(Arena, measuring_counts_what_a_real_one_would_use) {
+  auto carve = [](Arena& arena) {
+    arena.alloc("a", DType::kF32, {3});
+    ArenaScope scope(arena);
+    EXPECT_TRUE(arena.alloc("b", DType::kBF16, {1000, 7}).defined());
+  };
+  Arena real("real", 1 << 20), measuring = Arena::measuring("measuring");
+  carve(real);
+  carve(measuring);
+  EXPECT_EQ(measuring.peak_bytes(), real.peak_bytes());
+  EXPECT_GT(measuring.peak_bytes(), 14000);
+}
+
 TEST(MemoryPlan, adds_up) {
   MemoryPlan plan;
   plan.add("weights", 1 << 20);
