@@ -81,31 +81,41 @@ std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
   return content;
 }
 
-void write_file_atomic(const std::filesystem::path& path, std::string_view content) {
-  const std::string temporary = path.string() + ".tmp";
-  {
-    Fd file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    M3_CHECK(file.fd >= 0, "{}: cannot create: {}", temporary, std::strerror(errno));
-    size_t done = 0;
-    while (done < content.size()) {
-      const ssize_t put = ::write(file.fd, content.data() + done, content.size() - done);
-      if (put < 0 && errno == EINTR) continue;
-      if (put <= 0) {
-        const int reason = errno;
-        ::unlink(temporary.c_str());
-        M3_FAIL("{}: write stopped at byte {} of {}: {}; {} is unchanged", temporary, done,
-                content.size(), std::strerror(reason), path.string());
-      }
-      done += static_cast<size_t>(put);
-    }
-    if (::fsync(file.fd) != 0) {
-      const int reason = errno;
-      ::unlink(temporary.c_str());
-      M3_FAIL("{}: cannot sync: {}; {} is unchanged", temporary, std::strerror(reason), path.string());
-    }
+AtomicFile::AtomicFile(std::filesystem::path path)
+    : path_(std::move(path)), temporary_(path_.string() + ".tmp") {
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  M3_CHECK(fd_ >= 0, "{}: cannot create: {}", temporary_, std::strerror(errno));
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::write(fd_, bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    M3_CHECK(put > 0, "{}: write stopped after {} bytes: {}; {} is unchanged", temporary_, size_,
+             std::strerror(errno), path_.string());
+    bytes.remove_prefix(static_cast<size_t>(put));
+    size_ += static_cast<uint64_t>(put);
   }
-  M3_CHECK(::rename(temporary.c_str(), path.c_str()) == 0, "{}: cannot rename {} to it: {}",
-           path.string(), temporary, std::strerror(errno));
+}
+
+void AtomicFile::commit() {
+  M3_CHECK(::fsync(fd_) == 0, "{}: cannot sync: {}; {} is unchanged", temporary_, std::strerror(errno),
+           path_.string());
+  M3_CHECK(::rename(temporary_.c_str(), path_.c_str()) == 0, "{}: cannot rename {} to it: {}",
+           path_.string(), temporary_, std::strerror(errno));
+  ::close(std::exchange(fd_, -1));
+}
+
+void write_file_atomic(const std::filesystem::path& path, std::string_view content) {
+  AtomicFile file(path);
+  file.write(content);
+  file.commit();
 }
 
 }  // namespace m3

@@ -36,8 +36,27 @@ class MappedFile {
 // The file's content; refuses files larger than max_bytes before reading.
 std::string read_file(const std::filesystem::path& path, uint64_t max_bytes = uint64_t{1} << 32);
 
-// Writes path + ".tmp", syncs it, renames it over path. On failure (a full disk) the old file is
-// untouched and the temporary one removed.
+// A file that appears under its name only when complete: bytes go to path + ".tmp"; commit() syncs and
+// renames it over path. Without commit, and on any failure (a full disk), the old file is untouched and
+// the temporary one removed.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(std::string_view bytes);
+  void commit();
+  uint64_t size_bytes() const { return size_; }
+
+ private:
+  std::filesystem::path path_;
+  std::string temporary_;
+  int fd_ = -1;
+  uint64_t size_ = 0;
+};
+
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace m3
