@@ -1,0 +1,24 @@
+// Attention of the vision tower (model.md §8.2, §8.4): bidirectional inside each segment, none across.
+//   o_i = Σ_j softmax_j(scale · q_i · k_j) v_j         j over the segment of i; softmax in fp32
+//   q_THD, k_THD, v_THD, o_THD  [T, H, D] f32 | bf16, one type; any D          lse_TH [T, H] f32, may be absent
+//   cu_segments  n + 1 ascending offsets, first 0, last T; a segment may be empty
+// Never builds an N x N matrix: keys are visited in tiles, memory is bounded by the tile.
+// Scratch: vit_attend_scratch_bytes. A segment's result does not depend on the other segments, bit for bit.
+#pragma once
+#include <span>
+
+#include "tensor/arena.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
+
+namespace m3 {
+
+void vit_attend(const Tensor& q_THD, const Tensor& k_THD, const Tensor& v_THD, std::span<const int32_t> cu_segments,
+                float scale, const Tensor& o_THD, const Tensor& lse_TH, Arena& scratch, Stream stream = {});
+
+int64_t vit_attend_scratch_bytes(int64_t num_tokens, int64_t num_heads, int64_t head_dim);
+
+void vit_attend_ref(const Tensor& q_THD, const Tensor& k_THD, const Tensor& v_THD,
+                    std::span<const int32_t> cu_segments, float scale, const Tensor& o_THD, const Tensor& lse_TH);
+
+}  // namespace m3
