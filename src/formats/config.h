@@ -4,7 +4,7 @@
 //
 // Reading is strict. Every value is bounded, so that no later size computed from a config overflows or
 // runs away; a value that would change the computation in a way that we do not implement is refused by
-// name with what was found and what is supported. Keys that change nothing are listed as ignored.
+// name with what was found and what is supported. Keys that we do not know are listed as ignored.
 //
 // Defaults, where a key may be absent: swiglu_beta 1, swiglu_alpha 1.702, swiglu_limit 7,
 // rms_norm_eps 1e-6, routed_scaling_factor 2, sparse_local_block 1, sparse_init_block 0,
@@ -35,10 +35,9 @@ struct TextConfig {
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f, swiglu_beta = 1.0f;
   int dense_intermediate_size = 0;   // of layers without experts; 0 if there are none
   int expert_intermediate_size = 0;  // [F] of one routed expert
-  int shared_intermediate_size = 0;  // of the shared expert
+  int shared_intermediate_size = 0;  // of the one shared expert
   int num_experts = 0;               // [E]
   int num_experts_per_token = 0;     // [K]
-  int num_shared_experts = 0;        // 0 or 1
   float routed_scaling_factor = 2.0f;
   std::vector<uint8_t> is_moe;       // [L] 1: experts, 0: dense MLP
   std::vector<uint8_t> is_sparse;    // [L] 1: index branch and block-sparse attention, 0: full attention
@@ -76,8 +75,9 @@ struct ModelConfig {
   std::optional<VisionConfig> vision;      // absent: a text-only model
   int image_token_id = -1, video_token_id = -1;
   Quantization quantization = Quantization::kNone;
+  int eos_token_id = -1;                   // at the top level of the file; -1: not given
   int num_mtp_modules = 0;                 // announced; their tensors are skipped (model.md §10)
-  std::vector<std::string> ignored_keys;   // "text_config.router_jitter_noise", sorted
+  std::vector<std::string> ignored_keys;   // keys that we do not know: "text_config.tokens_per_cake"
 };
 
 // Sampling defaults of generation_config.json; a key that is absent leaves the model card's value.
