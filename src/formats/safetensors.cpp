@@ -275,6 +275,12 @@ Tensor SafetensorsFile::get(std::string_view name) const {
   return tensor(*entry);
 }
 
+std::span<const std::byte> tensor_bytes(const Tensor& tensor) {
+  M3_CHECK(tensor.device().is_cpu(), "tensor {} lies on {}; copy it to the CPU first", tensor.shape().str(),
+           tensor.device().str());
+  return {static_cast<const std::byte*>(tensor.data()), static_cast<size_t>(tensor.bytes())};
+}
+
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorSpec> tensors,
                                      const std::map<std::string, std::string>& metadata)
     : file_(path), tensors_(std::move(tensors)) {
@@ -320,16 +326,15 @@ void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> 
 }
 
 void SafetensorsWriter::write(std::string_view name, const Tensor& tensor) {
-  if (tensor.bytes() == 0) return;
-  M3_CHECK(current_ < tensors_.size() && tensors_[current_].name == name && tensors_[current_].dtype == tensor.dtype() &&
-               tensors_[current_].shape == tensor.shape() && tensor.device().is_cpu(),
-           "tensor '{}' {} {} on {} given; the file has {} next", name, dtype_name(tensor.dtype()), tensor.shape().str(),
-           tensor.device().str(), current_ < tensors_.size() ? tensors_[current_].name : "nothing");
-  write(name, {static_cast<const std::byte*>(tensor.data()), static_cast<size_t>(tensor.bytes())});
+  const TensorSpec* next = complete() ? nullptr : &tensors_[current_];
+  M3_CHECK(tensor.bytes() == 0 || (next && next->name == name && next->dtype == tensor.dtype() && next->shape == tensor.shape()),
+           "tensor '{}' {} {} given, but the file has {} next", name, dtype_name(tensor.dtype()), tensor.shape().str(),
+           next ? fmt::format("'{}' {} {}", next->name, dtype_name(next->dtype), next->shape.str()) : "nothing");
+  write(name, tensor_bytes(tensor));
 }
 
 void SafetensorsWriter::finish() {
-  M3_CHECK(current_ == tensors_.size(), "tensor '{}' has {} of {} bytes: the file is not complete", tensors_[current_].name,
+  M3_CHECK(complete(), "tensor '{}' has {} of {} bytes: the file is not complete", tensors_[current_].name,
            written_, tensors_[current_].bytes());
   file_.commit();
 }

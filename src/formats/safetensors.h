@@ -55,6 +55,7 @@ class SafetensorsFile {
   bool contains(std::string_view name) const { return find(name) != nullptr; }
   Tensor tensor(const SafetensorsEntry& entry) const;
   Tensor get(std::string_view name) const;  // throws naming file and tensor if absent
+  int64_t size_bytes() const { return static_cast<int64_t>(map_.bytes().size()); }
   void release() const { map_.release(); }  // resident pages go back to the page cache
 
  private:
@@ -62,6 +63,8 @@ class SafetensorsFile {
   SafetensorsHeader header_;
   std::vector<const SafetensorsEntry*> by_name_;  // sorted
 };
+
+std::span<const std::byte> tensor_bytes(const Tensor& tensor);  // of a CPU tensor
 
 // What a writer is going to write.
 struct TensorSpec {
@@ -82,7 +85,8 @@ class SafetensorsWriter {
   // The next bytes of `name`, which must be the tensor whose turn it is.
   void write(std::string_view name, std::span<const std::byte> piece);
   void write(std::string_view name, const Tensor& tensor);  // a whole tensor; type and shape are checked
-  void finish();                                            // throws if data is missing
+  bool complete() const { return current_ == tensors_.size(); }
+  void finish();  // throws if data is missing
 
  private:
   void skip_complete();
