@@ -1,0 +1,147 @@
+// General path of attend on a GPU: any geometry and support, f32 or bf16. One warp per (query row, head),
+// 32 keys at a time: a lane per key for the logits, a lane per channel for P V, online softmax, all fp32.
+// Not fast: it serves small or unusual geometries and is the oracle of the Hopper paths on large inputs.
+#include <cuda_runtime.h>
+
+#include "ops/attend/attend_cuda.h"
+#include "ops/common/msa_device.cuh"
+#include "tensor/cuda_check.h"
+
+namespace m3 {
+namespace {
+
+constexpr int kWarps = 4;
+
+template <typename Query, typename Kv, typename Out, int kPerLane>
+struct Row {
+  const AttendCudaArgs& args;
+  const MsaSequence& seq;
+  const float* q;  // scaled by log2(e) * scale, [D] in shared memory
+  int r, lane;
+  float maximum = -INFINITY, sum = 0;
+  float out[kPerLane] = {};
+
+  // Keys base .. base+count-1 (count <= 32), or the positions tokens[0 .. count-1].
+  __device__ void add_keys(int base, const int32_t* tokens, int count) {
+    const MsaGeometry& g = args.geometry;
+    const int D = g.head_dim, B = g.block;
+    int64_t offset = 0;
+    float logit = -INFINITY;
+    if (lane < count) {
+      const int j = tokens != nullptr ? tokens[lane] : base + lane;
+      offset = msa_kv_offset(args.batch, seq, j / B, j % B, r, g.groups, B, D);
+      const Kv* k = static_cast<const Kv*>(args.k) + offset;
+      logit = 0;
+      for (int c = 0; c < D; ++c) logit = fmaf(q[c], msa_load(k + c), logit);
+    }
+    float chunk_max = logit;
+    for (int o = 16; o > 0; o /= 2) chunk_max = fmaxf(chunk_max, __shfl_xor_sync(0xffffffffu, chunk_max, o));
+    const float new_max = fmaxf(maximum, chunk_max);
+    const float shift = new_max == -INFINITY ? 0.0f : new_max;  // -inf - -inf would be NaN
+    const float weight = exp2f(logit - shift), old = exp2f(maximum - shift);
+    float chunk_sum = weight;
+    for (int o = 16; o > 0; o /= 2) chunk_sum += __shfl_xor_sync(0xffffffffu, chunk_sum, o);
+    sum = sum * old + chunk_sum;
+    maximum = new_max;
+    for (int t = 0; t < kPerLane; ++t) out[t] *= old;
+    for (int j = 0; j < count; ++j) {
+      const float w = __shfl_sync(0xffffffffu, weight, j);
+      const Kv* v = static_cast<const Kv*>(args.v) + __shfl_sync(0xffffffffu, offset, j);
+      for (int t = 0; t < kPerLane; ++t) {
+        if (lane + 32 * t < D) out[t] = fmaf(w, msa_load(v + lane + 32 * t), out[t]);
+      }
+    }
+  }
+  __device__ void add_range(int begin, int end) {
+    for (int j = begin; j < end; j += 32) add_keys(j, nullptr, min(32, end - j));
+  }
+};
+
+template <typename Query, typename Kv, typename Out, int kPerLane>
+__global__ void __launch_bounds__(kWarps * 32) attend_general_kernel(const AttendCudaArgs args, float scale_log2) {
+  __shared__ float q_shared[kWarps][kPerLane * 32];
+  const MsaGeometry& g = args.geometry;
+  const int D = g.head_dim, H = g.groups * g.heads_per_group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t row = int64_t{blockIdx.x} * kWarps + warp;
+  if (row >= args.batch.num_queries * H) return;
+  const int64_t i = row / H;
+  const int h = static_cast<int>(row % H), r = h / g.heads_per_group;
+  float* q = q_shared[warp];
+  for (int c = lane; c < D; c += 32) q[c] = msa_load(static_cast<const Query*>(args.q_THD) + row * D + c) * scale_log2;
+  __syncwarp();
+
+  const MsaSequence seq = msa_sequence(args.batch, msa_find(args.batch.cu_q, args.batch.num_seqs, static_cast<int32_t>(i)));
+  const int p = seq.first_position + static_cast<int>(i) - seq.q_begin;
+  Row<Query, Kv, Out, kPerLane> state{args, seq, q, r, lane};
+  if (p >= 0) {
+    const AttendSupport& support = args.support;
+    if (support.kind == AttendSupport::Kind::kBlocks) {
+      const int32_t* ids = args.lists + (r * args.batch.num_queries + i) * g.topk;
+      for (int s = 0; s < g.topk && ids[s] >= 0; ++s) {
+        state.add_range(ids[s] * g.block, min((ids[s] + 1) * g.block, p + 1));
+      }
+    } else if (support.kind == AttendSupport::Kind::kTokens) {
+      const int32_t* tokens = args.lists + i * support.budget;
+      for (int64_t s = 0; s < support.budget && tokens[s] >= 0; s += 32) {
+        int count = 0;
+        while (count < 32 && s + count < support.budget && tokens[s + count] >= 0) ++count;
+        state.add_keys(0, tokens + s, count);
+      }
+    } else if (support.kind == AttendSupport::Kind::kWindow) {
+      const int begin = static_cast<int>(max(int64_t{0}, p + 1 - max(support.window, int64_t{0})));
+      state.add_range(0, static_cast<int>(min(support.sink, int64_t{begin})));
+      state.add_range(begin, p + 1);
+    } else {
+      state.add_range(0, p + 1);
+    }
+  }
+  const float inverse = state.sum == 0 ? 0.0f : 1.0f / state.sum;
+  for (int t = 0; t < kPerLane; ++t) {
+    if (lane + 32 * t < D) msa_store(static_cast<Out*>(args.o_THD) + row * D + lane + 32 * t, state.out[t] * inverse);
+  }
+  if (lane == 0 && args.lse_TH != nullptr) {
+    args.lse_TH[row] = state.sum == 0 ? -INFINITY : (state.maximum + log2f(state.sum)) * 0.6931471805599453f;
+  }
+}
+
+template <typename Query, typename Kv, typename Out>
+void launch(const AttendCudaArgs& args, cudaStream_t stream) {
+  const MsaGeometry& g = args.geometry;
+  const float scale_log2 = static_cast<float>(g.logit_scale() * 1.4426950408889634);
+  const int64_t ctas = (args.batch.num_queries * g.heads() + kWarps - 1) / kWarps;
+  const auto grid = static_cast<unsigned>(ctas);
+  if (g.head_dim <= 128) {
+    attend_general_kernel<Query, Kv, Out, 4><<<grid, kWarps * 32, 0, stream>>>(args, scale_log2);
+  } else {
+    M3_CHECK(g.head_dim <= 256, "attend: head_dim {}, the GPU path goes up to 256", g.head_dim);
+    attend_general_kernel<Query, Kv, Out, 8><<<grid, kWarps * 32, 0, stream>>>(args, scale_log2);
+  }
+  M3_CUDA_CHECK(cudaGetLastError());
+}
+
+template <typename Query, typename Kv>
+void launch_out(const AttendCudaArgs& args, cudaStream_t stream) {
+  if (args.out_dtype == DType::kBF16) {
+    launch<Query, Kv, __nv_bfloat16>(args, stream);
+  } else {
+    launch<Query, Kv, float>(args, stream);
+  }
+}
+
+}  // namespace
+
+void attend_general(const AttendCudaArgs& args, Stream stream) {
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  const bool query_bf16 = args.query_dtype == DType::kBF16, kv_bf16 = args.kv_dtype == DType::kBF16;
+  if (query_bf16 && kv_bf16) {
+    launch_out<__nv_bfloat16, __nv_bfloat16>(args, handle);
+  } else if (query_bf16) {
+    launch_out<__nv_bfloat16, float>(args, handle);
+  } else if (kv_bf16) {
+    launch_out<float, __nv_bfloat16>(args, handle);
+  } else {
+    launch_out<float, float>(args, handle);
+  }
+}
+
+}  // namespace m3
