@@ -1,0 +1,18 @@
+#include "ops/common/msa_kernels.h"
+
+#include "base/cpu_features.h"
+
+namespace m3 {
+
+const MsaKernels& msa_kernels(bool bf16_dot) {
+  switch (cpu_isa()) {
+#if defined(__x86_64__)
+    case CpuIsa::kAvx512Bf16: return bf16_dot ? kMsaKernelsAvx512Bf16 : kMsaKernelsAvx512;
+    case CpuIsa::kAvx512: return kMsaKernelsAvx512;
+    case CpuIsa::kAvx2: return kMsaKernelsAvx2;
+#endif
+    default: return kMsaKernelsPortable;
+  }
+}
+
+}  // namespace m3

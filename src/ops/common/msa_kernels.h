@@ -1,0 +1,73 @@
+// The inner loops of the MSA operators on the CPU, one table per instruction set, chosen at run time.
+//
+// Everything is a product of row tiles with packed panels:
+//   A rows   query vectors (or softmax weights): `steps` words of 4 bytes each
+//   B panel  kPanel columns: [steps][panel] words, so that one step is one contiguous line
+// A word is one fp32 value, or, in the bf16 table, a pair of neighbouring bf16 values along the summed
+// axis. Each element of a product is summed by one fixed sequence of multiply-adds (steps ascending),
+// whatever the tile it lies in: results depend on nothing but the two vectors.
+#pragma once
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace m3 {
+
+constexpr int kMsaTileKeys = 128;   // keys packed at once, at most
+constexpr int kMsaBatchRows = 96;   // rows of one call of attend_rows, at most (16 tiles of 6)
+constexpr int kMsaMaxDim = 1024;    // MsaGeometry::check
+
+// Rows that a tile of keys is applied to, with their running softmax state (m in units of log2).
+struct MsaAttendTile {
+  int num_rows;                  // 1 .. kMsaBatchRows
+  const int32_t* row_ids;        // [num_rows] rows of the arrays below
+  const uint32_t* q;             // [rows, steps(dim)]
+  float* o;                      // [rows, dim_padded], not yet divided by l
+  float* m;                      // [rows] running maximum of scale_log2 * q.k, -inf at the start
+  float* l;                      // [rows] running sum of 2^(.. - m)
+  // Visible keys of each row: j < last and (j >= first or j < sink). Absent: all.
+  const int32_t *first, *last, *sink;
+  int num_keys;                  // keys used: >= every `last`
+  int packed_keys;               // keys that were packed
+  const uint32_t *keys, *values; // packed
+  int dim;
+  float scale_log2;              // logit scale * log2(e)
+  float* scores;                 // [kMsaBatchRows, kMsaTileKeys + panel] scratch
+  uint32_t* weights;             // the same size; may be the same memory as scores in the fp32 tables
+};
+
+struct MsaKernels {
+  const char* name;
+  int panel;      // columns of a packed panel
+  bool bf16_dot;  // words are bf16 pairs
+
+  int steps(int dim) const { return bf16_dot ? (dim + 1) / 2 : dim; }
+  int padded(int columns) const { return (columns + panel - 1) / panel * panel; }
+
+  // `rows` pointers to vectors of `dim` elements. dtype f32 or bf16 (bf16 only in the bf16 table).
+  void (*pack_rows)(const void* const* rows, int num_rows, int dim, DType dtype, uint32_t* a);
+  // Panels of keys as columns: [padded(num_keys) / panel][steps(dim)][panel].
+  void (*pack_keys)(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b);
+  // Panels of channels as columns: [padded(dim) / panel][steps(num_keys)][panel].
+  void (*pack_values)(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b);
+
+  // best[i] = max(best[i], max over keys j < last[i] of a[i] . b[j]); NaN products do not count.
+  // last absent: all num_keys.
+  void (*score_max)(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
+                    float* best);
+  // out[j] = sum over rows i (ascending) of w[i] * max(a[i] . b[j], 0), a NaN product stays NaN.
+  // out has padded(num_keys) elements; scratch kMsaBatchRows x padded(num_keys).
+  void (*score_relu)(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const float* w,
+                     float* scratch, float* out);
+  void (*attend_rows)(const MsaAttendTile& tile);
+
+  // A loop of independent multiply-adds on registers, for the machine's ceiling. Returns its FLOPs.
+  double (*peak_loop)(int64_t iterations);
+};
+
+// The table of cpu_isa(). bf16_dot: products of bf16 pairs where the CPU has them.
+const MsaKernels& msa_kernels(bool bf16_dot);
+
+extern const MsaKernels kMsaKernelsPortable, kMsaKernelsAvx2, kMsaKernelsAvx512, kMsaKernelsAvx512Bf16;
+
+}  // namespace m3

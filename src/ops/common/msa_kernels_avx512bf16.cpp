@@ -1,0 +1,7 @@
+#define M3_KERNELS_BF16_DOT 1
+namespace m3 { namespace { constexpr bool kBf16Dot = M3_KERNELS_BF16_DOT; } }
+#include "ops/common/msa_kernels_impl.h"
+
+namespace m3 {
+extern const MsaKernels kMsaKernelsAvx512Bf16 = make_table("avx512bf16");
+}  // namespace m3

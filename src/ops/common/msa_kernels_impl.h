@@ -1,0 +1,368 @@
+// The bodies of MsaKernels, written once for every instruction set. Included by the kernel files
+// msa_kernels_*.cpp alone, which say what a word is (kBf16Dot) and instantiate the table.
+#pragma once
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "ops/common/msa_kernels.h"
+#include "ops/common/simd.h"
+
+namespace m3 {
+namespace {
+
+using V = Simd;
+constexpr int kLanes = V::kLanes, kTileRows = V::kTileRows, kTileVecs = V::kTileVecs;
+constexpr int kPanel = kLanes * kTileVecs;
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+alignas(64) const uint32_t kZeroRow[kMsaMaxDim] = {};
+
+inline int num_steps(int dim) { return kBf16Dot ? (dim + 1) / 2 : dim; }
+
+// acc + a * b, one word wide: broadcast word of A against a vector of B.
+[[gnu::always_inline]] inline V::Vec multiply_add(V::Vec acc, const uint32_t* a, V::Words b) {
+#if M3_KERNELS_BF16_DOT
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(*a))),
+                          reinterpret_cast<__m512bh>(b));
+#else
+  float x;
+  std::memcpy(&x, a, sizeof(x));
+  return V::fma(V::set1(x), V::as_floats(b), acc);
+#endif
+}
+
+// acc[r][v] += sum over steps of a[r][step] * b[step][v]: the register tile all work goes through.
+template <int kRows>
+[[gnu::always_inline]] inline void multiply_tile(const uint32_t* const* a, const uint32_t* b, int steps,
+                                                 V::Vec (&acc)[kRows][kTileVecs]) {
+  const uint32_t* row[kRows];
+  for (int r = 0; r < kRows; ++r) row[r] = a[r];
+  for (int s = 0; s < steps; ++s) {
+    V::Words column[kTileVecs];
+    for (int v = 0; v < kTileVecs; ++v) column[v] = V::load_words(b + v * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kTileVecs; ++v) acc[r][v] = multiply_add(acc[r][v], row[r] + s, column[v]);
+    }
+    b += kPanel;
+  }
+}
+
+// Calls body.operator()<rows>(first row) for tiles of kTileRows rows and one smaller tile at the end.
+template <typename Body>
+[[gnu::always_inline]] inline void for_row_tiles(int num_rows, const Body& body) {
+  int i = 0;
+  for (; i + kTileRows <= num_rows; i += kTileRows) body.template operator()<kTileRows>(i);
+  switch (num_rows - i) {
+    case 1: body.template operator()<1>(i); break;
+    case 2: body.template operator()<2>(i); break;
+    case 3: body.template operator()<3>(i); break;
+    case 4: if constexpr (kTileRows > 4) body.template operator()<4>(i); break;
+    case 5: if constexpr (kTileRows > 5) body.template operator()<5>(i); break;
+    default: break;
+  }
+}
+
+template <int kRows>
+[[gnu::always_inline]] inline void clear(V::Vec (&acc)[kRows][kTileVecs]) {
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kTileVecs; ++v) acc[r][v] = V::zero();
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- packing
+
+inline float widened(const void* row, DType dtype, int c) {
+  return dtype == DType::kBF16 ? to_float(static_cast<const bf16*>(row)[c]) : static_cast<const float*>(row)[c];
+}
+
+// The word of step s of a row: one fp32 value or a pair of bf16 values, 0 beyond dim.
+inline uint32_t word_of(const void* row, DType dtype, int dim, int s) {
+  uint32_t word = 0;
+  if (kBf16Dot) {
+    const int count = dim - 2 * s < 2 ? dim - 2 * s : 2;
+    std::memcpy(&word, static_cast<const uint16_t*>(row) + 2 * s, 2 * count);
+  } else {
+    const float x = widened(row, dtype, s);
+    std::memcpy(&word, &x, sizeof(word));
+  }
+  return word;
+}
+
+void pack_rows(const void* const* rows, int num_rows, int dim, DType dtype, uint32_t* a) {
+  const int steps = num_steps(dim);
+  for (int i = 0; i < num_rows; ++i) {
+    for (int s = 0; s < steps; ++s) a[int64_t{i} * steps + s] = word_of(rows[i], dtype, dim, s);
+  }
+}
+
+// kLanes keys, as the lanes [0, kLanes) of [steps][kPanel]. A 32-bit transpose moves whole words; where bf16 values
+// become fp32, a word gives two steps: its low and its high half.
+inline void pack_key_lanes(const void* const* rows, int dim, DType dtype, uint32_t* b) {
+  const bool split = !kBf16Dot && dtype == DType::kBF16;
+  const int words = dtype == DType::kBF16 ? dim / 2 : dim;  // whole words of a row
+  int w = 0;
+  for (; w + kLanes <= words; w += kLanes) {
+    V::Words x[kLanes];
+    for (int i = 0; i < kLanes; ++i) x[i] = V::load_words(static_cast<const uint32_t*>(rows[i]) + w);
+    V::transpose(x);
+    for (int i = 0; i < kLanes; ++i) {
+      if (split) {
+        V::store_words(b + int64_t{2 * (w + i)} * kPanel, V::shift_left_16(x[i]));
+        V::store_words(b + int64_t{2 * (w + i) + 1} * kPanel, V::high_halves(x[i]));
+      } else {
+        V::store_words(b + int64_t{w + i} * kPanel, x[i]);
+      }
+    }
+  }
+  for (int s = split ? 2 * w : w; s < num_steps(dim); ++s) {
+    for (int i = 0; i < kLanes; ++i) b[int64_t{s} * kPanel + i] = word_of(rows[i], dtype, dim, s);
+  }
+}
+
+void pack_keys(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b) {
+  const int steps = num_steps(dim);
+  for (int j = 0; j < num_keys; j += kPanel) {
+    for (int lane = 0; lane < kPanel; lane += kLanes) {
+      const void* group[kLanes];
+      for (int i = 0; i < kLanes; ++i) group[i] = j + lane + i < num_keys ? rows[j + lane + i] : kZeroRow;
+      pack_key_lanes(group, dim, dtype, b + lane);
+    }
+    b += int64_t{steps} * kPanel;
+  }
+}
+
+// Channels [c, c + kLanes) of the keys of one step: of one key, or of two keys as bf16 pairs.
+[[gnu::always_inline]] inline V::Words value_words(const void* first, const void* second, DType dtype, int c) {
+  if (dtype == DType::kF32) return V::load_words(static_cast<const float*>(first) + c);
+  const V::Words low = V::load_halves(static_cast<const uint16_t*>(first) + c);
+  if (!kBf16Dot) return V::shift_left_16(low);
+  return V::either_words(low, V::shift_left_16(V::load_halves(static_cast<const uint16_t*>(second) + c)));
+}
+
+void pack_values(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b) {
+  const int steps = num_steps(num_keys);
+  for (int panel = 0; panel < dim; panel += kPanel) {
+    for (int s = 0; s < steps; ++s, b += kPanel) {
+      const void* first = rows[kBf16Dot ? 2 * s : s];
+      const void* second = kBf16Dot && 2 * s + 1 < num_keys ? rows[2 * s + 1] : kZeroRow;
+      int c = panel;
+      for (; c + kLanes <= dim && c < panel + kPanel; c += kLanes) {
+        V::store_words(b + (c - panel), value_words(first, second, dtype, c));
+      }
+      for (; c < panel + kPanel; ++c) {  // channels that do not fill a vector, and beyond dim
+        uint32_t word = 0;
+        if (c < dim && kBf16Dot) {
+          word = static_cast<const uint16_t*>(first)[c] | uint32_t{static_cast<const uint16_t*>(second)[c]} << 16;
+        } else if (c < dim) {
+          word = word_of(first, dtype, dim, c);
+        }
+        b[c - panel] = word;
+      }
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------------------- index scores
+
+void score_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
+               float* best) {
+  const V::Vec lane = lane_numbers(), lowest = V::set1(kNegInf);
+  for (int j = 0; j < num_keys; j += kPanel, b += int64_t{steps} * kPanel) {
+    for_row_tiles(num_rows, [&]<int kRows>(int i) {
+      const uint32_t* rows[kRows];
+      int least = num_keys;
+      for (int r = 0; r < kRows; ++r) {
+        rows[r] = a + int64_t{i + r} * steps;
+        if (last != nullptr && last[i + r] < least) least = last[i + r];
+      }
+      V::Vec acc[kRows][kTileVecs];
+      clear<kRows>(acc);
+      multiply_tile<kRows>(rows, b, steps, acc);
+      const bool masked = least < j + kPanel;
+      for (int r = 0; r < kRows; ++r) {
+        const int limit = (last != nullptr ? last[i + r] : num_keys) - j;
+        V::Vec top = V::set1(best[i + r]);
+        for (int v = 0; v < kTileVecs; ++v) {
+          V::Vec z = acc[r][v];
+          if (masked) z = V::select(V::less(lane, V::set1(static_cast<float>(limit - v * kLanes))), z, lowest);
+          top = V::max(z, top);  // a NaN z leaves top as it is
+        }
+        best[i + r] = reduce_max(top);
+      }
+    });
+  }
+}
+
+// out[i][j] = a[i] . b[j] for whole panels; out rows lie `stride` apart.
+inline void multiply_keys(const uint32_t* const* rows, int num_rows, int steps, const uint32_t* b, int num_keys,
+                          float* out, int stride) {
+  for (int j = 0; j < num_keys; j += kPanel, b += int64_t{steps} * kPanel) {
+    for_row_tiles(num_rows, [&]<int kRows>(int i) {
+      V::Vec acc[kRows][kTileVecs];
+      clear<kRows>(acc);
+      multiply_tile<kRows>(rows + i, b, steps, acc);
+      for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kTileVecs; ++v) V::store(out + int64_t{i + r} * stride + j + v * kLanes, acc[r][v]);
+      }
+    });
+  }
+}
+
+void score_relu(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const float* w,
+                float* scratch, float* out) {
+  const int stride = (num_keys + kPanel - 1) / kPanel * kPanel;
+  std::memset(out, 0, sizeof(float) * stride);
+  for (int begin = 0; begin < num_rows; begin += kMsaBatchRows) {
+    const int count = num_rows - begin < kMsaBatchRows ? num_rows - begin : kMsaBatchRows;
+    const uint32_t* rows[kMsaBatchRows];
+    for (int i = 0; i < count; ++i) rows[i] = a + int64_t{begin + i} * steps;
+    multiply_keys(rows, count, steps, b, num_keys, scratch, stride);
+    for (int j = 0; j < stride; j += kLanes) {
+      V::Vec sum = V::load(out + j);
+      for (int i = 0; i < count; ++i) {
+        const V::Vec u = V::max(V::zero(), V::load(scratch + int64_t{i} * stride + j));  // NaN stays
+        sum = V::fma(V::set1(w[begin + i]), u, sum);
+      }
+      V::store(out + j, sum);
+    }
+  }
+}
+
+// -------------------------------------------------------------------------------------------- attention
+
+// Lanes of a vector that starts at key j, for one row of a masked tile.
+[[gnu::always_inline]] inline V::Mask visible_lanes(const MsaAttendTile& t, int i, int j) {
+  const V::Vec key = V::add(lane_numbers(), V::set1(static_cast<float>(j)));
+  const V::Mask before_last = V::less(key, V::set1(static_cast<float>(t.last[i])));
+  const V::Mask in_window = V::less(V::set1(static_cast<float>(t.first[i]) - 0.5f), key);
+  const V::Mask in_sink = V::less(key, V::set1(static_cast<float>(t.sink[i])));
+  return V::both(before_last, V::either(in_window, in_sink));
+}
+
+// Two vectors of softmax weights, kept as words of A from key j on.
+[[gnu::always_inline]] inline void store_weights(uint32_t* weights, int j, V::Vec low, V::Vec high) {
+#if M3_KERNELS_BF16_DOT
+  V::store_words(weights + j / 2, reinterpret_cast<V::Words>(_mm512_cvtne2ps_pbh(high, low)));
+#else
+  V::store(reinterpret_cast<float*>(weights) + j, low);
+  V::store(reinterpret_cast<float*>(weights) + j + kLanes, high);
+#endif
+}
+
+// Scores of one row become weights 2^(scale * score - m). Updates m and l; returns what the row's
+// old output has to be multiplied with.
+inline float softmax_row(const MsaAttendTile& t, int i, int padded_keys, float* scores, uint32_t* weights) {
+  const int id = t.row_ids[i];
+  const V::Vec scale = V::set1(t.scale_log2), lowest = V::set1(kNegInf);
+  const bool masked = t.last != nullptr;
+  V::Vec top0 = lowest, top1 = lowest;
+  for (int j = 0; j < padded_keys; j += 2 * kLanes) {
+    V::Vec x0 = V::mul(V::load(scores + j), scale), x1 = V::mul(V::load(scores + j + kLanes), scale);
+    if (masked) {
+      x0 = V::select(visible_lanes(t, i, j), x0, lowest);
+      x1 = V::select(visible_lanes(t, i, j + kLanes), x1, lowest);
+    } else if (j + 2 * kLanes > t.num_keys) {
+      const V::Vec end = V::set1(static_cast<float>(t.num_keys - j));
+      x0 = V::select(V::less(lane_numbers(), end), x0, lowest);
+      x1 = V::select(V::less(V::add(lane_numbers(), V::set1(kLanes)), end), x1, lowest);
+    }
+    top0 = V::max(top0, x0);
+    top1 = V::max(top1, x1);
+    V::store(scores + j, x0);
+    V::store(scores + j + kLanes, x1);
+  }
+  const float old_max = t.m[id], tile_max = reduce_max(V::max(top0, top1));
+  const float new_max = tile_max > old_max ? tile_max : old_max;
+  const float base = new_max == kNegInf ? 0.0f : new_max;  // nothing visible so far: all weights are 0
+  const V::Vec shift = V::set1(base);
+  V::Vec sum0 = V::zero(), sum1 = V::zero();
+  for (int j = 0; j < padded_keys; j += 2 * kLanes) {
+    const V::Vec p0 = exp2_lanes(V::sub(V::load(scores + j), shift));
+    const V::Vec p1 = exp2_lanes(V::sub(V::load(scores + j + kLanes), shift));
+    sum0 = V::add(sum0, p0);
+    sum1 = V::add(sum1, p1);
+    store_weights(weights, j, p0, p1);
+  }
+  float keep[kLanes];
+  V::store(keep, exp2_lanes(V::set1(old_max - base)));
+  t.l[id] = t.l[id] * keep[0] + reduce_add(V::add(sum0, sum1));
+  t.m[id] = new_max;
+  return keep[0];
+}
+
+void attend_rows(const MsaAttendTile& t) {
+  const int steps = num_steps(t.dim), dim_padded = (t.dim + kPanel - 1) / kPanel * kPanel;
+  const int padded_keys = (t.num_keys + kPanel - 1) / kPanel * kPanel;
+  constexpr int kStride = kMsaTileKeys + kPanel;
+
+  // 1. scores = q . k
+  const uint32_t* rows[kMsaBatchRows];
+  for (int i = 0; i < t.num_rows; ++i) rows[i] = t.q + int64_t{t.row_ids[i]} * steps;
+  multiply_keys(rows, t.num_rows, steps, t.keys, t.num_keys, t.scores, kStride);
+
+  // 2. weights
+  float keep[kMsaBatchRows];
+  for (int i = 0; i < t.num_rows; ++i) {
+    uint32_t* weights = t.weights + int64_t{i} * kStride;
+    keep[i] = softmax_row(t, i, padded_keys, t.scores + int64_t{i} * kStride, weights);
+    rows[i] = weights;
+  }
+
+  // 3. o = keep * o + weights . v
+  const int used_steps = num_steps(t.num_keys), packed_steps = num_steps(t.packed_keys);
+  for (int c = 0; c < dim_padded; c += kPanel) {
+    const uint32_t* panel = t.values + int64_t{c / kPanel} * packed_steps * kPanel;
+    for_row_tiles(t.num_rows, [&]<int kRows>(int i) {
+      V::Vec acc[kRows][kTileVecs];
+      float* out[kRows];
+      for (int r = 0; r < kRows; ++r) {
+        out[r] = t.o + int64_t{t.row_ids[i + r]} * dim_padded + c;
+        for (int v = 0; v < kTileVecs; ++v) acc[r][v] = V::mul(V::load(out[r] + v * kLanes), V::set1(keep[i + r]));
+      }
+      multiply_tile<kRows>(rows + i, panel, used_steps, acc);
+      for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kTileVecs; ++v) V::store(out[r] + v * kLanes, acc[r][v]);
+      }
+    });
+  }
+}
+
+// ----------------------------------------------------------------------------------------------- ceiling
+
+double peak_loop(int64_t iterations) {
+  uint32_t a[kTileRows] = {};
+  alignas(64) uint32_t b[kPanel] = {};
+  V::Vec acc[kTileRows][kTileVecs];
+  clear<kTileRows>(acc);
+  V::Words column[kTileVecs];
+  for (int v = 0; v < kTileVecs; ++v) column[v] = V::load_words(b + v * kLanes);
+  for (int64_t n = 0; n < iterations; ++n) {
+    for (int r = 0; r < kTileRows; ++r) {
+      for (int v = 0; v < kTileVecs; ++v) acc[r][v] = multiply_add(acc[r][v], a + r, column[v]);
+    }
+    asm volatile("" : : "r"(a) : "memory");  // the broadcasts are read again, as in the real tile
+  }
+  float total = 0;
+  for (int r = 0; r < kTileRows; ++r) {
+    for (int v = 0; v < kTileVecs; ++v) total += reduce_add(acc[r][v]);
+  }
+  asm volatile("" : : "m"(total));
+  return 2.0 * (kBf16Dot ? 2 : 1) * kPanel * kTileRows * static_cast<double>(iterations);
+}
+
+constexpr MsaKernels make_table(const char* name) {
+  return {.name = name,
+          .panel = kPanel,
+          .bf16_dot = kBf16Dot,
+          .pack_rows = pack_rows,
+          .pack_keys = pack_keys,
+          .pack_values = pack_values,
+          .score_max = score_max,
+          .score_relu = score_relu,
+          .attend_rows = attend_rows,
+          .peak_loop = peak_loop};
+}
+
+}  // namespace
+}  // namespace m3
