@@ -8,6 +8,8 @@ namespace m3::cli {
 
 using Args = std::vector<std::string>;
 
+int command_init(const Args& args);
+int command_inspect(const Args& args);
 int command_verify(const Args& args);
 
 struct Command {
@@ -18,6 +20,8 @@ struct Command {
 
 inline const std::vector<Command>& commands() {
   static const std::vector<Command> list = {
+      {"inspect", "architecture, tensors, parameters and memory plan of a model", command_inspect},
+      {"init", "write a randomly initialised checkpoint from a config", command_init},
       {"verify", "replay the goldens and report the measured errors", command_verify},
   };
   return list;

@@ -188,7 +188,7 @@ class CheckpointReader {
             out_.table_.size(), missing[0].second, dtype_name(entry.dtype), entry.shape.str(), out_.form_, unused);
   }
 
-  Weight resolve(const TensorEntry& entry, const StoredPlace& place, Stored& stored) {
+  StoredWeight resolve(const TensorEntry& entry, const StoredPlace& place, Stored& stored) {
     stored.used = true;
     const SafetensorsEntry& found = *stored.entry;
     if (found.dtype == DType::kU8 && entry.is_quantisable()) {
@@ -202,7 +202,7 @@ class CheckpointReader {
     M3_CHECK(found.shape == whole, "{}: tensor '{}' is {}, but config.json asks for {}", file_of(stored), found.name,
              describe(found), whole.str());
 
-    Weight weight;
+    StoredWeight weight;
     weight.data = stored.file->tensor(found);
     if (place.in_experts) weight.data = weight.data[entry.expert];
     weight.data = weight.data.rows(place.part * entry.shape[0], (place.part + 1) * entry.shape[0]);
@@ -290,7 +290,7 @@ Checkpoint Checkpoint::open(const fs::path& folder) {
   return checkpoint;
 }
 
-const Weight& Checkpoint::weight(std::string_view name) const {
+const StoredWeight& Checkpoint::weight(std::string_view name) const {
   const auto at = index_.find(name);
   M3_CHECK(at != index_.end(), "{}: the model has no tensor '{}'", folder_.string(), name);
   return weights_[at->second];

@@ -30,7 +30,7 @@
 namespace m3 {
 
 // A matrix, vector or other parameter as stored. Read-only: writing to it may crash.
-struct Weight {
+struct StoredWeight {
   Tensor data;    // the type in tensor_table, or e4m3
   Tensor scales;  // with e4m3: u8 [out, in / 32], E8M0 exponents; the value is e4m3 * 2^(scale - 127) (base/fp8.h)
   bool is_mxfp8() const { return scales.defined(); }
@@ -45,8 +45,8 @@ class Checkpoint {
   const GenerationConfig& generation() const { return generation_; }
   const std::vector<TensorEntry>& table() const { return table_; }
 
-  const Weight& weight(std::string_view name) const;  // by released name; throws if the model has no such tensor
-  const Weight& weight(size_t index_in_table) const { return weights_[index_in_table]; }
+  const StoredWeight& weight(std::string_view name) const;  // by released name; throws if the model has no such tensor
+  const StoredWeight& weight(size_t index_in_table) const { return weights_[index_in_table]; }
 
   struct Skipped {
     std::string name, reason;
@@ -66,7 +66,7 @@ class Checkpoint {
   GenerationConfig generation_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::vector<TensorEntry> table_;
-  std::vector<Weight> weights_;  // beside table_
+  std::vector<StoredWeight> weights_;  // beside table_
   std::unordered_map<std::string_view, size_t> index_;  // name in table_ -> position
   std::vector<Skipped> skipped_;
   std::string form_;
