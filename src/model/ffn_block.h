@@ -1,0 +1,26 @@
+// Feed-forward block of a decoder layer (model.md §4.5, §6):
+//   h = gnorm(x)    x += experts(h), or the dense MLP where the layer has no router
+//
+// T tokens, C hidden, E experts, K experts of a token. Acts as in attention_block.h.
+#pragma once
+#include "formats/config.h"
+#include "model/attention_block.h"
+#include "model/weights.h"
+
+namespace m3 {
+
+struct FfnActs {
+  Tensor h_TC;
+  Tensor y_TC;                                          // f32, added to x
+  Tensor scores_TE, expert_ids_TK, expert_weights_TK;   // MoE only
+};
+
+FfnActs alloc_ffn_acts(const TextConfig& config, int64_t num_tokens, DType dtype, bool moe, Arena& arena);
+
+// x_TC [T, C] f32, updated in place. `scratch` needs ffn_scratch_bytes.
+void ffn_forward(const TextConfig& config, const FfnWeights& weights, const FfnActs& acts, const Tensor& x_TC,
+                 Arena& scratch, Stream stream = {});
+
+int64_t ffn_scratch_bytes(const TextConfig& config, int64_t num_tokens);
+
+}  // namespace m3
