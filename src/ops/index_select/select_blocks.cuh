@@ -20,7 +20,7 @@ constexpr int kSelectMaxBlocks = 8192;  // 2^20 tokens
 // lists, group maxima.
 constexpr int64_t select_scratch_bytes(int64_t max_blocks, int topk) {
   const int64_t per_group = (max_blocks + kSelectGroups - 1) / kSelectGroups;
-  const int64_t list = per_group * (topk < kSelectGroups ? topk : kSelectGroups);
+  const int64_t list = per_group * (topk - 1);
   return max_blocks * 4 + 16 + 2 * (list < 2 * 128 ? 2 * 128 : list) * 8;
 }
 
