@@ -1,0 +1,443 @@
+// index_select for prefill on Hopper: block scores and exact top-k in one pass over the index keys, no
+// score ever in memory (hopper.md §6.1). bf16, X = B = 128, one forced local block.
+//
+// Three kernels: `schedule` (1 CTA) cuts the call into items from the device lengths; `scan` (persistent)
+// scores and ranks; `merge` joins the lists of row tiles whose keys were cut into several items.
+//
+// scan: an item is 256 rows (row = query * R + group, of one sequence) against blocks [first, last), newest
+// block first, so that equal scores keep the lower id.
+//   warpgroup 0: producer (1 warp): Q tiles and key blocks by tensor copies.
+//   warpgroups 1, 2: 128 rows each as two m64n128 products. While one warpgroup reduces, the other's
+//   products keep the tensor cores busy. Each of the 256 threads ends up with one row, its list in registers.
+// Shared memory: 2 Q tiles x 64 KB, 3 key stages x 32 KB = 224 KB, 128-byte swizzle, halves of 64 channels.
+// Work: 2 * 256 * 128 * 128 FLOP per 32 KB of keys (L2). Max of 32768 scores: 512 of about 2100 clocks.
+#include <cuda_runtime.h>
+
+#include "hopper/fence.cuh"
+#include "hopper/tensor_map.h"
+#include "hopper/tma.cuh"
+#include "hopper/wgmma.cuh"
+#include "ops/common/msa_device.cuh"
+#include "ops/index_select/index_select_cuda.h"
+#include "ops/index_select/topk_list.cuh"
+#include "tensor/cuda_check.h"
+
+namespace m3 {
+namespace {
+
+using namespace hopper;
+
+constexpr int kDim = 128, kBlock = 128;
+constexpr int kTileRows = 256;
+constexpr int kStages = 3, kQueryBuffers = 2;
+constexpr int kHalfKeyBytes = kBlock * 128, kKeyBytes = 2 * kHalfKeyBytes;
+constexpr int kHalfQueryBytes = kTileRows * 128, kQueryBytes = 2 * kHalfQueryBytes;
+constexpr int kSmemBytes = kQueryBuffers * kQueryBytes + kStages * kKeyBytes + 1024;  // 1024: alignment
+constexpr int kScanThreads = 384;
+constexpr int kWaves = 2;  // target items per SM: at most 1.5 x the ideal length for any mix of tiles
+
+struct ScanItem {
+  int32_t seq, tile;
+  int32_t first_block, last_block;  // [first, last), scanned from last - 1 down
+  int32_t list;                     // lists[list][256 rows]; -1: this item writes the ids
+};
+struct MergeItem {
+  int32_t seq, tile, list, num_lists;
+};
+
+// Workspace, made by `schedule` and `scan`. Counters: 0 items, 1 next item, 2 lists, 3 merge items.
+struct Workspace {
+  int32_t* counters;
+  ScanItem* items;
+  MergeItem* merges;
+  float* list_scores;   // [lists][length][256]
+  int32_t* list_ids;
+  static int64_t max_items(const MsaGeometry& g, const MsaBatch& batch, int sms) {
+    return batch.num_queries * g.groups / kTileRows + batch.num_seqs + int64_t{kWaves} * sms;
+  }
+};
+
+int sm_count() {
+  static const int count = [] {
+    int device = 0, value = 0;
+    M3_CUDA_CHECK(cudaGetDevice(&device));
+    M3_CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
+    return value;
+  }();
+  return count;
+}
+
+constexpr int kMaxSms = 160;  // workspace is sized without a device
+int64_t align_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Blocks that the rows of a tile may choose from beyond their own: 0 .. result-1. Zero if no row needs scores.
+__device__ int tile_history(const MsaSequence& s, int tile, int groups, int topk) {
+  const int last_row = min((tile + 1) * kTileRows, s.q_len * groups) - 1;
+  const int position = s.first_position + last_row / groups;
+  if (position < 0) return 0;
+  const int own = position / kBlock;
+  return own + 1 > topk ? own : 0;
+}
+
+__global__ void __launch_bounds__(1024)
+    schedule_kernel(const MsaBatch batch, int groups, int topk, int sms, Workspace ws) {
+  constexpr int kBuckets = 1024;
+  __shared__ int bucket[kBuckets];  // items by length, longest first
+  __shared__ unsigned long long total_blocks;
+  __shared__ int num_items, num_lists, num_merges;
+  const int tid = threadIdx.x;
+  bucket[tid] = 0;
+  if (tid == 0) {
+    total_blocks = 0;
+    num_items = num_lists = num_merges = 0;
+  }
+  __syncthreads();
+
+  unsigned long long sum = 0;
+  for (int n = 0; n < batch.num_seqs; ++n) {
+    const MsaSequence s = msa_sequence(batch, n);
+    const int tiles = (s.q_len * groups + kTileRows - 1) / kTileRows;
+    for (int t = tid; t < tiles; t += 1024) sum += tile_history(s, t, groups, topk);
+  }
+  atomicAdd(&total_blocks, sum);
+  __syncthreads();
+  const int target = max(8, static_cast<int>(total_blocks / (kWaves * sms)));
+
+  const auto bucket_of = [](int length) { return kBuckets - 1 - min(length / 8, kBuckets - 1); };
+  for (int pass = 0; pass < 2; ++pass) {
+    for (int n = 0; n < batch.num_seqs; ++n) {
+      const MsaSequence s = msa_sequence(batch, n);
+      const int tiles = (s.q_len * groups + kTileRows - 1) / kTileRows;
+      for (int t = tid; t < tiles; t += 1024) {
+        const int history = tile_history(s, t, groups, topk);
+        const int splits = max(1, history / target);
+        const int b = bucket_of(history / splits);
+        if (pass == 0) {
+          atomicAdd(&bucket[b], splits);
+          continue;
+        }
+        int list = -1;
+        if (splits > 1) {
+          list = atomicAdd(&num_lists, splits);
+          ws.merges[atomicAdd(&num_merges, 1)] = {n, t, list, splits};
+        }
+        const int at = atomicAdd(&bucket[b], splits);
+        for (int i = 0; i < splits; ++i) {
+          const int first = static_cast<int>(int64_t{history} * i / splits);
+          const int last = static_cast<int>(int64_t{history} * (i + 1) / splits);
+          ws.items[at + i] = {n, t, first, last, list < 0 ? -1 : list + i};
+        }
+      }
+    }
+    __syncthreads();
+    if (pass == 0) {  // exclusive prefix of the buckets
+      const int own = bucket[tid];
+      int inclusive = own;
+      for (int step = 1; step < kBuckets; step *= 2) {
+        __syncthreads();
+        bucket[tid] = inclusive;
+        __syncthreads();
+        if (tid >= step) inclusive += bucket[tid - step];
+      }
+      __syncthreads();
+      bucket[tid] = inclusive - own;
+      if (tid == kBuckets - 1) num_items = inclusive;
+    }
+    __syncthreads();
+  }
+  if (tid == 0) {
+    ws.counters[0] = num_items;
+    ws.counters[1] = 0;
+    ws.counters[2] = num_lists;
+    ws.counters[3] = num_merges;
+  }
+}
+
+// ids of one finished row: `chosen` in any order (history), then the own block.
+template <int kTopk>
+__device__ __forceinline__ void write_row(int32_t (&chosen)[kTopk - 1], int own, int32_t* ids) {
+  int32_t row[kTopk];
+  if (own + 1 > kTopk) {
+    sort_ascending(chosen);
+#pragma unroll
+    for (int j = 0; j + 1 < kTopk; ++j) row[j] = chosen[j];
+    row[kTopk - 1] = own;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kTopk; ++j) row[j] = j <= own ? j : -1;
+  }
+#pragma unroll
+  for (int j = 0; j < kTopk; j += 4) {
+    *reinterpret_cast<int4*>(ids + j) = make_int4(row[j], row[j + 1], row[j + 2], row[j + 3]);
+  }
+}
+
+struct __align__(8) ScanBarriers {
+  uint64_t query_full[kQueryBuffers], query_empty[kQueryBuffers];
+  uint64_t key_full[kStages], key_empty[kStages];
+};
+
+__device__ __forceinline__ void load_query(char* smem, const CUtensorMap* map, uint64_t* bar, int row) {
+  mbarrier_arrive_expect_tx(bar, kQueryBytes);
+  tma_load(smem, map, bar, 0, row);
+  tma_load(smem + kHalfQueryBytes, map, bar, 64, row);
+}
+
+__device__ __forceinline__ void load_keys(char* smem, const CUtensorMap* map, uint64_t* bar, int row) {
+  mbarrier_arrive_expect_tx(bar, kKeyBytes);
+  tma_load(smem, map, bar, 0, row);
+  tma_load(smem + kHalfKeyBytes, map, bar, 64, row);
+}
+
+// Issues one m64n128k128 product (eight instructions) and commits it.
+__device__ __forceinline__ void issue_scores(float (&acc)[64], uint64_t query, uint64_t keys) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    const uint32_t in_half = k % 4 * 32;
+    wgmma_bf16_ss(acc, descriptor_advance(query, k / 4 * kHalfQueryBytes + in_half),
+                  descriptor_advance(keys, k / 4 * kHalfKeyBytes + in_half), k == 0 ? 0 : 1);
+  }
+  wgmma_commit();
+}
+
+// Maxima of the two rows that a lane holds.
+__device__ __forceinline__ void reduce_rows(const float (&acc)[64], float& upper, float& lower) {
+  upper = fmaxf(acc[0], acc[1]);
+  lower = fmaxf(acc[2], acc[3]);
+#pragma unroll
+  for (int j = 4; j < 64; j += 4) {
+    upper = fmaxf(upper, fmaxf(acc[j], acc[j + 1]));
+    lower = fmaxf(lower, fmaxf(acc[j + 2], acc[j + 3]));
+  }
+}
+
+template <int kTopk>
+__global__ void __launch_bounds__(kScanThreads, 1)
+    scan_kernel(const __grid_constant__ CUtensorMap query_map, const __grid_constant__ CUtensorMap key_map,
+                const MsaBatch batch, const int groups, int32_t* ids_RTK, const Workspace ws) {
+  extern __shared__ char smem_raw[];
+  char* const smem = smem_raw + ((1024 - smem_address(smem_raw) % 1024) % 1024);
+  char* const smem_query = smem;
+  char* const smem_keys = smem + kQueryBuffers * kQueryBytes;
+  __shared__ ScanBarriers bars;
+  __shared__ ScanItem slots[kQueryBuffers];
+
+  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, warpgroup = tid / 128;
+  if (tid == 0) {
+    for (int i = 0; i < kQueryBuffers; ++i) {
+      mbarrier_init(&bars.query_full[i], 1);
+      mbarrier_init(&bars.query_empty[i], 256);
+    }
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(&bars.key_full[i], 1);
+      mbarrier_init(&bars.key_empty[i], 2);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  const int num_items = ws.counters[0];
+
+  if (warpgroup == 0) {
+    registers_decrease<40>();
+    if (warp == 0) {
+      int step = 0;
+      for (int round = 0;; ++round) {
+        const int buffer = round % kQueryBuffers;
+        int index = 0;
+        if (lane == 0) {
+          index = atomicAdd(&ws.counters[1], 1);
+          mbarrier_wait(&bars.query_empty[buffer], (round / kQueryBuffers & 1) ^ 1);
+        }
+        index = __shfl_sync(0xffffffffu, index, 0);
+        ScanItem item = {-1, 0, 0, 0, -1};
+        if (index < num_items) item = ws.items[index];
+        if (lane == 0) slots[buffer] = item;
+        if (item.seq < 0) {
+          if (lane == 0) mbarrier_arrive(&bars.query_full[buffer]);
+          break;
+        }
+        const MsaSequence seq = msa_sequence(batch, item.seq);
+        if (lane == 0) {
+          load_query(smem_query + buffer * kQueryBytes, &query_map, &bars.query_full[buffer],
+                     seq.q_begin * groups + item.tile * kTileRows);
+        }
+        // Page numbers are read 32 at a time; the copies are issued one by one.
+        for (int top = item.last_block; top > item.first_block; top -= 32) {
+          const int mine = top - 1 - lane;
+          const int row = mine >= item.first_block ? static_cast<int>(msa_block_row(batch, seq, mine, kBlock)) : 0;
+          const int count = min(32, top - item.first_block);
+          for (int j = 0; j < count; ++j, ++step) {
+            const int key_row = __shfl_sync(0xffffffffu, row, j);
+            if (lane == 0) {
+              const int stage = step % kStages;
+              mbarrier_wait(&bars.key_empty[stage], (step / kStages & 1) ^ 1);
+              load_keys(smem_keys + stage * kKeyBytes, &key_map, &bars.key_full[stage], key_row);
+            }
+            __syncwarp();
+          }
+        }
+      }
+    }
+  } else {
+    registers_increase<232>();
+    const int consumer = warpgroup - 1;
+    const bool lower_row = lane & 1, second_tile = lane & 2;
+    const int my_row = consumer * 128 + (second_tile ? 64 : 0) + warp % 4 * 16 + lane / 4 + (lower_row ? 8 : 0);
+    const uint64_t key_descriptor = descriptor_k_major(smem_keys);
+    int step = 0;
+    for (int round = 0;; ++round) {
+      const int buffer = round % kQueryBuffers;
+      mbarrier_wait(&bars.query_full[buffer], round / kQueryBuffers & 1);
+      const ScanItem item = slots[buffer];
+      if (item.seq < 0) break;
+      const MsaSequence seq = msa_sequence(batch, item.seq);
+      const int flat_row = item.tile * kTileRows + my_row;
+      const bool live = flat_row < seq.q_len * groups;
+      const int position = seq.first_position + flat_row / groups;
+      const int own = live && position >= 0 ? position / kBlock : -1;
+
+      TopkList<kTopk - 1> list;
+      list.clear();
+      const uint64_t query_descriptor =
+          descriptor_k_major(smem_query + buffer * kQueryBytes + consumer * 128 * 128);
+      float acc0[64], acc1[64];
+      for (int block = item.last_block - 1; block >= item.first_block; --block, ++step) {
+        const int stage = step % kStages;
+        const uint64_t keys = descriptor_advance(key_descriptor, stage * kKeyBytes);
+        mbarrier_wait(&bars.key_full[stage], step / kStages & 1);
+        issue_scores(acc0, query_descriptor, keys);
+        issue_scores(acc1, descriptor_advance(query_descriptor, 64 * 128), keys);
+        float upper0, lower0, upper1, lower1;
+        wgmma_wait<1>();
+        wgmma_pin(acc0);
+        reduce_rows(acc0, upper0, lower0);
+        wgmma_wait<0>();
+        wgmma_pin(acc1);
+        if (tid % 128 == 0) mbarrier_arrive(&bars.key_empty[stage]);
+        reduce_rows(acc1, upper1, lower1);
+        // Quad reduction that leaves each lane one of the quad's four rows.
+        const float give0 = __shfl_xor_sync(0xffffffffu, lower_row ? upper0 : lower0, 1);
+        const float give1 = __shfl_xor_sync(0xffffffffu, lower_row ? upper1 : lower1, 1);
+        const float row0 = fmaxf(lower_row ? lower0 : upper0, give0);
+        const float row1 = fmaxf(lower_row ? lower1 : upper1, give1);
+        const float other = __shfl_xor_sync(0xffffffffu, second_tile ? row0 : row1, 2);
+        const float score = msa_canonical_score(fmaxf(second_tile ? row1 : row0, other));
+        if (score >= list.threshold() && block < own) list.insert_lower_id(score, block);
+      }
+      mbarrier_arrive(&bars.query_empty[buffer]);
+
+      if (item.list >= 0) {
+        const int64_t base = int64_t{item.list} * (kTopk - 1) * kTileRows + my_row;
+#pragma unroll
+        for (int j = 0; j < kTopk - 1; ++j) {
+          ws.list_scores[base + j * kTileRows] = list.score[j];
+          ws.list_ids[base + j * kTileRows] = list.id[j];
+        }
+      } else if (live) {
+        const int64_t query = seq.q_begin + flat_row / groups;
+        write_row<kTopk>(list.id, own, ids_RTK + (flat_row % groups * batch.num_queries + query) * kTopk);
+      }
+    }
+  }
+}
+
+// One warp per row of a split tile: each lane joins every 32nd list, then the warp draws the best heads.
+template <int kTopk>
+__global__ void __launch_bounds__(256)
+    merge_kernel(const MsaBatch batch, const int groups, int32_t* ids_RTK, const Workspace ws) {
+  const int lane = threadIdx.x % 32;
+  const int num_rows = ws.counters[3] * kTileRows;
+  for (int work = (blockIdx.x * 256 + threadIdx.x) / 32; work < num_rows; work += gridDim.x * 8) {
+    const MergeItem item = ws.merges[work / kTileRows];
+    const int row = work % kTileRows, flat_row = item.tile * kTileRows + row;
+    const MsaSequence seq = msa_sequence(batch, item.seq);
+    if (flat_row >= seq.q_len * groups) continue;
+    const int position = seq.first_position + flat_row / groups;
+    const int own = position >= 0 ? position / kBlock : -1;
+
+    TopkList<kTopk - 1> list;
+    list.clear();
+    for (int l = lane; l < item.num_lists; l += 32) {
+      const int64_t base = int64_t{item.list + l} * (kTopk - 1) * kTileRows + row;
+      for (int j = 0; j < kTopk - 1; ++j) {
+        const float score = ws.list_scores[base + j * kTileRows];
+        const int32_t id = ws.list_ids[base + j * kTileRows];
+        if (id < 0) break;
+        list.insert(score, id);
+      }
+    }
+    int32_t chosen[kTopk - 1];
+#pragma unroll
+    for (int s = 0; s < kTopk - 1; ++s) {
+      const bool free = list.id[0] < 0;
+      const uint32_t bits = __float_as_uint(list.score[0]);
+      const uint32_t key = free ? 0u : (bits & 0x80000000u ? ~bits : bits | 0x80000000u);
+      const uint32_t best = __reduce_max_sync(0xffffffffu, key);
+      const uint32_t id = __reduce_min_sync(0xffffffffu, !free && key == best ? static_cast<uint32_t>(list.id[0]) : 0x7fffffffu);
+      chosen[s] = static_cast<int32_t>(id);
+      if (!free && list.id[0] == static_cast<int32_t>(id)) list.pop_front();
+    }
+    if (lane == 0) {
+      const int64_t query = seq.q_begin + flat_row / groups;
+      write_row<kTopk>(chosen, own, ids_RTK + (flat_row % groups * batch.num_queries + query) * kTopk);
+    }
+  }
+}
+
+Workspace make_workspace(const IndexSelectCudaArgs& a, int sms) {
+  Workspace ws;
+  char* base = static_cast<char*>(a.workspace);
+  const int64_t items = Workspace::max_items(a.geometry, a.batch, sms);
+  const auto take = [&](int64_t bytes) {
+    char* p = base;
+    base += align_up(bytes);
+    return p;
+  };
+  ws.counters = reinterpret_cast<int32_t*>(take(256));
+  ws.items = reinterpret_cast<ScanItem*>(take(items * sizeof(ScanItem)));
+  ws.merges = reinterpret_cast<MergeItem*>(take(int64_t{kWaves} * sms * sizeof(MergeItem)));
+  const int64_t entries = int64_t{kWaves} * sms * (a.geometry.topk - 1) * kTileRows;
+  ws.list_scores = reinterpret_cast<float*>(take(entries * 4));
+  ws.list_ids = reinterpret_cast<int32_t*>(take(entries * 4));
+  return ws;
+}
+
+template <int kTopk>
+void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
+  const int R = a.geometry.groups, sms = sm_count();
+  const int64_t rows = a.batch.num_queries * R;
+  const int64_t key_rows = a.batch.layout == KvLayout::kPaged ? a.num_pages * kBlock : a.num_pages;
+  const CUtensorMap query_map = tensor_map_create(a.qi_TRX, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                                                  {{kDim, 0, 64}, {rows, kDim * 2, kTileRows}}, MapSwizzle::k128Bytes);
+  const CUtensorMap key_map = tensor_map_create(a.ki, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                                                {{kDim, 0, 64}, {key_rows, kDim * 2, kBlock}}, MapSwizzle::k128Bytes);
+  const Workspace ws = make_workspace(a, sms);
+  const auto scan = scan_kernel<kTopk>;
+  M3_CUDA_CHECK(cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
+  schedule_kernel<<<1, 1024, 0, stream>>>(a.batch, R, kTopk, sms, ws);
+  scan<<<sms, kScanThreads, kSmemBytes, stream>>>(query_map, key_map, a.batch, R, a.ids_RTK, ws);
+  merge_kernel<kTopk><<<sms * 2, 256, 0, stream>>>(a.batch, R, a.ids_RTK, ws);
+  M3_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+int64_t index_select_sm90_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch) {
+  const int64_t lists = int64_t{kWaves} * kMaxSms;
+  return 256 + align_up(Workspace::max_items(geometry, batch, kMaxSms) * sizeof(ScanItem)) +
+         align_up(lists * sizeof(MergeItem)) + 2 * align_up(lists * (geometry.topk - 1) * kTileRows * 4);
+}
+
+void index_select_sm90(const IndexSelectCudaArgs& args, Stream stream) {
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  switch (args.geometry.topk) {
+    case 4: return launch<4>(args, handle);
+    case 8: return launch<8>(args, handle);
+    case 16: return launch<16>(args, handle);
+    case 32: return launch<32>(args, handle);
+    default: M3_FAIL("index_select: the Hopper path has topk 4, 8, 16 and 32, got {}", args.geometry.topk);
+  }
+}
+
+}  // namespace m3
