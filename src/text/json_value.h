@@ -2,6 +2,7 @@
 // the difference between 5 and 5.0, with all digits of integers of any length. Numbers are stored as
 // Python prints them (1e5 is "100000.0"), because that is how they enter a prompt (model.md §15.2).
 #pragma once
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>

@@ -6,6 +6,8 @@ namespace m3::verify {
 const std::vector<Suite>& suites() {
   static const std::vector<Suite> list = {
       verify_rule,
+      verify_tokenizer,
+      verify_model,
       verify_media,
   };
   return list;
