@@ -1,0 +1,44 @@
+#include "ops/common/msa_partials.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/threads.h"
+
+namespace m3 {
+
+void msa_sum_partials(const MsaBatch& batch, std::span<const MsaPartial> partials, int64_t stride, const Tensor& out,
+                      int64_t heads, int64_t head) {
+  const int64_t num_rows = out.dim(0), dim = out.dim(out.rank() - 1);
+  parallel_for(num_rows, [&](int64_t begin, int64_t end) {
+    std::vector<float> sum(dim);
+    // Partials whose key rows begin at or before the current row and may still cover it: [first, last).
+    size_t first = 0, last = 0;
+    for (int64_t s = begin; s < end; ++s) {
+      while (last < partials.size() && batch.k_begin(partials[last].seq) <= s) ++last;
+      const auto covers = [&](const MsaPartial& p) { return s - batch.k_begin(p.seq) < p.num_keys; };
+      while (first < last && !covers(partials[first])) {
+        // A later partial of the same document may be longer: skip only if none of them covers the row.
+        size_t next = first;
+        const int64_t document = batch.k_begin(partials[first].seq);
+        while (next < last && batch.k_begin(partials[next].seq) == document && !covers(partials[next])) ++next;
+        if (next < last && batch.k_begin(partials[next].seq) == document) break;
+        first = next;
+      }
+      std::fill(sum.begin(), sum.end(), 0.0f);
+      for (size_t i = first; i < last; ++i) {
+        if (!covers(partials[i])) continue;
+        const float* from = partials[i].rows + (s - batch.k_begin(partials[i].seq)) * stride;
+        for (int64_t c = 0; c < dim; ++c) sum[c] += from[c];
+      }
+      const int64_t to = (s * heads + head) * dim;
+      if (out.dtype() == DType::kF32) {
+        std::copy(sum.begin(), sum.end(), out.ptr<float>() + to);
+      } else {
+        for (int64_t c = 0; c < dim; ++c) out.ptr<bf16>()[to + c] = bf16(sum[c]);
+      }
+    }
+  });
+}
+
+}  // namespace m3
