@@ -1,0 +1,334 @@
+// GEMM kernels as templates over an instruction set. Both operands have k contiguous, so a vector holds
+// consecutive k of one row, and a tile of kMr x 4 outputs keeps one vector of partial sums each: per step
+// kMr + 4 loads feed 4 · kMr multiply-adds. Operands are packed into panels
+//   panel[step][row][lane]        a step is D::kStep consecutive k
+// which widens them, pads k with zeros, and makes the inner loop read two plain streams.
+//
+//   block   W block [128, 512] packed into L2 (256 KB as f32), x block [48, 512] beside it (96 KB); each panel
+//           of 4 weight rows (8 KB) stays in L1 while all x tiles pass.
+//   rows    few rows of x, packed once and resident in L1; weights stream from memory through registers.
+#pragma once
+#include <cstring>
+
+#include "ops/common/simd_formats.h"
+#include "ops/gemm/gemm_kernel.h"
+
+namespace m3 {
+namespace {
+
+// fp32 multiply-adds; kRows x 4 sums.
+template <int kRows>
+struct DotF32 {
+  using Elem = float;
+  using Reg = Simd::Vec;
+  static constexpr int kMr = kRows;
+  static constexpr int kStep = Simd::kLanes;
+  static constexpr int kTranspose = Simd::kLanes;
+  static constexpr bool kFromF32 = true;
+  static Reg zero() { return Simd::zero(); }
+  static Reg load(const float* p) { return Simd::load(p); }
+  static Reg dot(Reg a, Reg b, Reg c) { return Simd::fma(a, b, c); }
+
+  // kStep values from storage.
+  static Reg from(const float* p) { return Simd::load(p); }
+  static Reg from(const uint16_t* p) { return load_wide(p); }
+  static Reg from_e4m3(const uint8_t* p, float scale) { return Simd::mul(load_e4m3(p), Simd::set1(scale)); }
+  static void store(float* p, Reg r) { Simd::store(p, r); }
+
+  static float from_one(float x) { return x; }
+  static float from_one(uint16_t x) { return widen(x); }
+  // out[i][j] = src[j][first + i], i and j below kTranspose.
+  static void transpose(const float* const* src, int first, float* const* out) {
+    Simd::Words r[kTranspose];
+    for (int j = 0; j < kTranspose; ++j) r[j] = Simd::load_words(src[j] + first);
+    Simd::transpose(r);
+    for (int i = 0; i < kTranspose; ++i) Simd::store_words(out[i], r[i]);
+  }
+  static void transpose(const uint16_t* const* src, int first, float* const* out) {
+    Simd::Words r[kTranspose];
+    for (int j = 0; j < kTranspose; ++j) r[j] = Simd::shift_left_16(Simd::load_halves(src[j] + first));
+    Simd::transpose(r);
+    for (int i = 0; i < kTranspose; ++i) Simd::store_words(out[i], r[i]);
+  }
+};
+
+template <class T>
+const T* row_of(const void* base, int64_t row, int64_t row_elements) {
+  return static_cast<const T*>(base) + row * row_elements;
+}
+
+M3_SIMD_INLINE float e8m0(uint8_t byte) {
+  return float_of_bits(byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u /* 2^-127 */ : uint32_t{byte} << 23);
+}
+
+// Where one row goes: steps of D::kStep elements, `stride` apart.
+template <class D>
+struct Slot {
+  typename D::Elem* out;
+  int64_t stride;
+  typename D::Elem* at(int k) const { return out + k / D::kStep * stride + k % D::kStep; }
+};
+
+// Slot of row i of `rows` rows packed into tiles of at most `tile` rows of kp elements.
+template <class D>
+Slot<D> slot_of(typename D::Elem* panels, int i, int rows, int tile, int64_t kp) {
+  const int first = i / tile * tile;
+  const int height = rows - first < tile ? rows - first : tile;
+  return {panels + first * kp + (i - first) * D::kStep, int64_t{height} * D::kStep};
+}
+
+template <class D>
+void pack_zeros(const Slot<D>& slot, int64_t kp) {
+  for (int64_t k = 0; k < kp; k += D::kStep) std::memset(slot.at(k), 0, D::kStep * sizeof(typename D::Elem));
+}
+
+// kc elements, then zeros up to a full step.
+template <class D, class T>
+void pack_row(const T* src, int64_t kc, const Slot<D>& slot) {
+  int64_t k = 0;
+  for (; k + D::kStep <= kc; k += D::kStep) D::store(slot.at(k), D::from(src + k));
+  if (k < kc) {
+    T tail[D::kStep] = {};
+    std::memcpy(tail, src + k, (kc - k) * sizeof(T));
+    D::store(slot.at(k), D::from(tail));
+  }
+}
+
+// kc is a multiple of 32 (one scale), and a step divides 32.
+template <class D>
+void pack_row_e4m3(const uint8_t* src, const uint8_t* scales, int64_t kc, const Slot<D>& slot) {
+  for (int64_t k = 0; k < kc; k += D::kStep) D::store(slot.at(k), D::from_e4m3(src + k, e8m0(scales[k / 32])));
+}
+
+// Rows r0 .. r0 + count of the transpose of a matrix with `cols` columns (row r is its column r), kTranspose rows by as
+// many k at a time; `rows` picks stored rows.
+template <class D, class T>
+void pack_transposed(const void* base, int64_t cols, const int32_t* rows, int64_t r0, int count, int64_t k0, int kc,
+                     int kp, const Slot<D>* slots) {
+  constexpr int kSide = D::kTranspose;
+  if (kc < kp) {
+    for (int i = 0; i < count; ++i) std::memset(slots[i].at(kp - D::kStep), 0, D::kStep * sizeof(typename D::Elem));
+  }
+  const auto source = [&](int k) { return row_of<T>(base, rows ? rows[k0 + k] : k0 + k, cols) + r0; };
+  int k = 0;
+  for (; k + kSide <= kc; k += kSide) {
+    const T* src[kSide];
+    for (int j = 0; j < kSide; ++j) src[j] = source(k + j);
+    int i = 0;
+    for (; i + kSide <= count; i += kSide) {
+      typename D::Elem* out[kSide];
+      for (int j = 0; j < kSide; ++j) out[j] = slots[i + j].at(k);
+      D::transpose(src, i, out);
+    }
+    for (; i < count; ++i) {
+      for (int j = 0; j < kSide; ++j) slots[i].at(k)[j] = D::from_one(src[j][i]);
+    }
+  }
+  for (; k < kc; ++k) {
+    const T* src = source(k);
+    for (int i = 0; i < count; ++i) *slots[i].at(k) = D::from_one(src[i]);
+  }
+}
+
+// Rows m0 .. m0 + count of a into x tiles.
+template <class D>
+void pack_a(const GemmProblem& p, int64_t m0, int count, int64_t k0, int64_t kc, int64_t kp,
+            typename D::Elem* panels) {
+  Slot<D> slots[kGemmBlockX];
+  for (int i = 0; i < count; ++i) slots[i] = slot_of<D>(panels, i, count, D::kMr, kp);
+  const bool is_f32 = p.a_type == GemmType::kF32;
+  if (p.a_transposed) {
+    if (!is_f32) {
+      pack_transposed<D, uint16_t>(p.a, p.m, p.a_rows, m0, count, k0, kc, kp, slots);
+    } else if constexpr (D::kFromF32) {
+      pack_transposed<D, float>(p.a, p.m, p.a_rows, m0, count, k0, kc, kp, slots);
+    }
+    return;
+  }
+  for (int i = 0; i < count; ++i) {
+    const int64_t row = p.a_rows ? p.a_rows[m0 + i] : m0 + i;
+    if (!is_f32) {
+      pack_row<D>(row_of<uint16_t>(p.a, row, p.k) + k0, kc, slots[i]);
+    } else if constexpr (D::kFromF32) {
+      pack_row<D>(row_of<float>(p.a, row, p.k) + k0, kc, slots[i]);
+    }
+  }
+}
+
+// Rows n0 .. n0 + count of b into panels of 4; the last panel is filled up with zero rows.
+template <class D>
+void pack_b(const GemmProblem& p, int64_t n0, int count, int64_t k0, int64_t kc, int64_t kp,
+            typename D::Elem* panels) {
+  Slot<D> slots[kGemmBlockN];
+  const int full = (count + 3) / 4 * 4;
+  for (int i = 0; i < full; ++i) slots[i] = slot_of<D>(panels, i, full, 4, kp);
+  for (int i = count; i < full; ++i) pack_zeros<D>(slots[i], kp);
+  if (p.b_transposed) {
+    if (p.b_type == GemmType::kBf16) {
+      pack_transposed<D, uint16_t>(p.b, p.n, p.b_rows, n0, count, k0, kc, kp, slots);
+    } else if constexpr (D::kFromF32) {
+      pack_transposed<D, float>(p.b, p.n, p.b_rows, n0, count, k0, kc, kp, slots);
+    }
+    return;
+  }
+  for (int i = 0; i < count; ++i) {
+    const int64_t n = n0 + i;
+    if (p.b_type == GemmType::kE4m3) {
+      pack_row_e4m3<D>(row_of<uint8_t>(p.b, n, p.k) + k0, p.b_scales + (n * p.k + k0) / 32, kc, slots[i]);
+    } else if (p.b_type == GemmType::kBf16) {
+      pack_row<D>(row_of<uint16_t>(p.b, n, p.k) + k0, kc, slots[i]);
+    } else if constexpr (D::kFromF32) {
+      pack_row<D>(row_of<float>(p.b, n, p.k) + k0, kc, slots[i]);
+    }
+  }
+}
+
+// Where the inner loop finds four vectors of b: in a panel, or in the stored rows themselves.
+template <class D>
+struct PanelB {
+  const typename D::Elem* panel;
+  typename D::Reg load(int step, int j) const { return D::load(panel + (step * 4 + j) * D::kStep); }
+};
+template <class D, class T>
+struct RowsB {
+  const T* row[4];
+  typename D::Reg load(int step, int j) const { return D::from(row[j] + step * D::kStep); }
+};
+
+// acc[i, 0:4] += Σ over `steps` of x_i · b_j for kRows rows of an x panel.
+template <class D, int kRows, class B>
+void micro_tile(const typename D::Elem* x_panel, const B& b, int steps, float* acc, int64_t acc_stride) {
+  typename D::Reg sum[kRows][4];
+  for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < 4; ++j) sum[i][j] = D::zero();
+  }
+  for (int step = 0; step < steps; ++step) {
+    typename D::Reg x[kRows];
+    for (int i = 0; i < kRows; ++i) x[i] = D::load(x_panel + (step * kRows + i) * D::kStep);
+    for (int j = 0; j < 4; ++j) {
+      const typename D::Reg w = b.load(step, j);
+      for (int i = 0; i < kRows; ++i) sum[i][j] = D::dot(x[i], w, sum[i][j]);
+    }
+  }
+  for (int i = 0; i < kRows; ++i) add_lane_sums(acc + i * acc_stride, sum[i]);
+}
+
+template <class D, class B>
+void micro_tile_any(int rows, const typename D::Elem* x_panel, const B& b, int steps, float* acc, int64_t acc_stride) {
+  switch (rows) {
+    case 1: return micro_tile<D, 1>(x_panel, b, steps, acc, acc_stride);
+    case 2: return micro_tile<D, 2>(x_panel, b, steps, acc, acc_stride);
+    case 3: return micro_tile<D, 3>(x_panel, b, steps, acc, acc_stride);
+  }
+  if constexpr (D::kMr > 3) {
+    switch (rows) {
+      case 4: return micro_tile<D, 4>(x_panel, b, steps, acc, acc_stride);
+      case 5: return micro_tile<D, 5>(x_panel, b, steps, acc, acc_stride);
+      case 6: return micro_tile<D, 6>(x_panel, b, steps, acc, acc_stride);
+    }
+  }
+}
+
+// c[m, n0 : n0 + count] from finished sums, which it changes.
+void store_row(const GemmProblem& p, int64_t m, int64_t n0, int count, float* acc) {
+  if (p.bias != nullptr && p.bias_type == GemmType::kF32) {
+    const float* bias = static_cast<const float*>(p.bias) + n0;
+    for (int j = 0; j < count; ++j) acc[j] += bias[j];
+  } else if (p.bias != nullptr) {
+    const uint16_t* bias = static_cast<const uint16_t*>(p.bias) + n0;
+    for (int j = 0; j < count; ++j) acc[j] += widen(bias[j]);
+  }
+  if (p.c_type == GemmType::kBf16) {
+    uint16_t* c = static_cast<uint16_t*>(p.c) + m * p.n + n0;
+    int j = 0;
+    for (; j + Simd::kLanes <= count; j += Simd::kLanes) store_narrow(c + j, Simd::load(acc + j));
+    for (; j < count; ++j) narrow(acc[j], c + j);
+    return;
+  }
+  float* c = static_cast<float*>(p.c) + m * p.n + n0;
+  if (p.accumulate) {
+    for (int j = 0; j < count; ++j) c[j] += acc[j];
+  } else {
+    std::memcpy(c, acc, count * sizeof(float));
+  }
+}
+
+template <class D>
+constexpr int64_t padded(int64_t kc) { return (kc + D::kStep - 1) / D::kStep * D::kStep; }
+
+template <class D>
+void gemm_block(const GemmProblem& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+  using Elem = typename D::Elem;
+  alignas(64) Elem w_panels[kGemmBlockN * kGemmBlockK];
+  alignas(64) Elem x_panels[kGemmBlockX * kGemmBlockK];
+  alignas(64) float acc[kGemmBlockM * kGemmBlockN];
+  const int rows = static_cast<int>(m1 - m0), cols = static_cast<int>(n1 - n0);
+  for (int i = 0; i < rows; ++i) std::memset(acc + i * kGemmBlockN, 0, (cols + 3) / 4 * 16);
+  for (int64_t k0 = 0; k0 < p.k; k0 += kGemmBlockK) {
+    const int kc = static_cast<int>(p.k - k0 < kGemmBlockK ? p.k - k0 : kGemmBlockK);
+    const int kp = static_cast<int>(padded<D>(kc));
+    pack_b<D>(p, n0, cols, k0, kc, kp, w_panels);
+    for (int x0 = 0; x0 < rows; x0 += kGemmBlockX) {
+      const int x_rows = rows - x0 < kGemmBlockX ? rows - x0 : kGemmBlockX;
+      pack_a<D>(p, m0 + x0, x_rows, k0, kc, kp, x_panels);
+      for (int j = 0; j < cols; j += 4) {
+        const PanelB<D> b{w_panels + j * kp};
+        for (int i = 0; i < x_rows; i += D::kMr) {
+          const int tile_rows = x_rows - i < D::kMr ? x_rows - i : D::kMr;
+          micro_tile_any<D>(tile_rows, x_panels + i * kp, b, kp / D::kStep, acc + (x0 + i) * kGemmBlockN + j,
+                            kGemmBlockN);
+        }
+      }
+    }
+  }
+  for (int i = 0; i < rows; ++i) store_row(p, m0 + i, n0, cols, acc + i * kGemmBlockN);
+}
+
+// Tiles of at most kMr rows, each [k steps][rows of the tile][lane]; blocks of k need no borders of their own,
+// since kGemmBlockK is a multiple of every step.
+template <class D>
+void gemm_pack_rows(const GemmProblem& p, void* packed) {
+  pack_a<D>(p, 0, static_cast<int>(p.m), 0, p.k, padded<D>(p.k), static_cast<typename D::Elem*>(packed));
+}
+
+template <class D, class B>
+void rows_tiles(int m, const typename D::Elem* x, int64_t kp, int64_t k0, int steps, const B& b, float* acc) {
+  for (int i = 0; i < m; i += D::kMr) {
+    const int tile_rows = m - i < D::kMr ? m - i : D::kMr;
+    micro_tile_any<D>(tile_rows, x + i * kp + k0 * tile_rows, b, steps, acc + i * 4, 4);
+  }
+}
+
+template <class D>
+void gemm_rows(const GemmProblem& p, const void* packed, int64_t n0, int64_t n1) {
+  using Elem = typename D::Elem;
+  const Elem* x = static_cast<const Elem*>(packed);
+  const int m = static_cast<int>(p.m);
+  const int64_t kp = padded<D>(p.k);
+  alignas(64) Elem panel[4 * kGemmBlockK];
+  for (int64_t n = n0; n < n1; n += 4) {
+    alignas(64) float acc[kGemmMaxRowsM * 4] = {};
+    const int cols = static_cast<int>(n1 - n < 4 ? n1 - n : 4);
+    for (int64_t k0 = 0; k0 < p.k; k0 += kGemmBlockK) {
+      const int kc = static_cast<int>(p.k - k0 < kGemmBlockK ? p.k - k0 : kGemmBlockK);
+      const int steps = static_cast<int>(padded<D>(kc)) / D::kStep;
+      const bool whole = cols == 4 && kc % D::kStep == 0;
+      if (whole && p.b_type == GemmType::kBf16) {
+        const uint16_t* row = row_of<uint16_t>(p.b, n, p.k) + k0;
+        rows_tiles<D>(m, x, kp, k0, steps, RowsB<D, uint16_t>{{row, row + p.k, row + 2 * p.k, row + 3 * p.k}}, acc);
+      } else {
+        pack_b<D>(p, n, cols, k0, kc, padded<D>(kc), panel);
+        rows_tiles<D>(m, x, kp, k0, steps, PanelB<D>{panel}, acc);
+      }
+    }
+    for (int i = 0; i < m; ++i) store_row(p, i, n, cols, acc + i * 4);
+  }
+}
+
+template <class D>
+constexpr GemmKernel make_gemm_kernel() {
+  return {gemm_block<D>, gemm_pack_rows<D>, gemm_rows<D>};
+}
+
+}  // namespace
+}  // namespace m3
