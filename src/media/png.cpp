@@ -44,17 +44,13 @@ Chunk read_chunk(Bytes file, size_t at) {
   return {type, file.subspan(at, length + 12)};
 }
 
-void check_crc(const Chunk& chunk, size_t at) {
-  const auto* start = reinterpret_cast<const Bytef*>(chunk.whole.data()) + 4;
-  const uint32_t crc = static_cast<uint32_t>(crc32(0, start, static_cast<uInt>(chunk.whole.size() - 8)));
-  M3_CHECK(crc == big_endian_u32(chunk.whole, chunk.whole.size() - 4),
-           "PNG: chunk {} at byte {} is damaged (wrong CRC checksum)", chunk.type, at);
-}
-
 bool crc_is_right(const Chunk& chunk) {
   const auto* start = reinterpret_cast<const Bytef*>(chunk.whole.data()) + 4;
-  return crc32(0, start, static_cast<uInt>(chunk.whole.size() - 8)) ==
-         big_endian_u32(chunk.whole, chunk.whole.size() - 4);
+  return crc32(0, start, static_cast<uInt>(chunk.whole.size() - 8)) == big_endian_u32(chunk.whole, chunk.whole.size() - 4);
+}
+
+void check_crc(const Chunk& chunk, size_t at) {
+  M3_CHECK(crc_is_right(chunk), "PNG: chunk {} at byte {} is damaged (wrong CRC checksum)", chunk.type, at);
 }
 
 Chunks walk_chunks(Bytes file) {
@@ -128,7 +124,7 @@ void read_stream(png_structp png, png_bytep out, size_t count) {
   }
 }
 
-// Up to the first pixel, with every transformation set; gives size and channels (3 or 4).
+// Up to the first pixel, with every transformation set; gives size and channels (1: palette indices).
 struct Layout {
   int height = 0, width = 0, channels = 0;
 };
@@ -139,9 +135,13 @@ bool read_info(png_structp png, png_infop info, Source* source, Layout* layout) 
   png_set_read_fn(png, source, read_stream);
   png_set_user_limits(png, 0x7fffffff, 0x7fffffff);  // the size is checked already
   png_read_info(png, info);
-  png_set_expand(png);       // palette and 1, 2, 4 bits to 8 bits, tRNS to alpha
-  png_set_strip_16(png);     // the high byte
-  png_set_gray_to_rgb(png);
+  if (png_get_color_type(png, info) == PNG_COLOR_TYPE_PALETTE) {
+    png_set_packing(png);  // one index a byte
+  } else {
+    png_set_expand(png);    // 1, 2, 4 bits to 8 bits, tRNS to alpha
+    png_set_strip_16(png);  // the high byte
+    png_set_gray_to_rgb(png);
+  }
   png_set_interlace_handling(png);
   png_read_update_info(png, info);
   layout->height = static_cast<int>(png_get_image_height(png, info));
@@ -154,6 +154,25 @@ bool read_pixels(png_structp png, Source* source, png_bytepp rows) {
   if (setjmp(source->on_error)) return false;
   png_read_image(png, rows);
   return true;
+}
+
+// Indices to colours, the palette's transparency composed over white.
+std::vector<uint8_t> apply_palette(png_structp png, png_infop info, const std::vector<uint8_t>& indices) {
+  png_colorp palette = nullptr;
+  png_bytep alpha = nullptr;
+  int size = 0, num_alpha = 0;
+  png_get_PLTE(png, info, &palette, &size);
+  png_get_tRNS(png, info, &alpha, &num_alpha, nullptr);
+  std::vector<uint8_t> rgb(3 * indices.size());
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const int index = indices[i];
+    M3_CHECK(index < size, "PNG: damaged: a pixel has colour {} of a palette of {}", index, size);
+    const int coverage = index < num_alpha ? alpha[index] : 255;
+    rgb[3 * i] = over_white(palette[index].red, coverage);
+    rgb[3 * i + 1] = over_white(palette[index].green, coverage);
+    rgb[3 * i + 2] = over_white(palette[index].blue, coverage);
+  }
+  return rgb;
 }
 
 // RGBA to RGB in place: pixel i is written behind every pixel still to be read.
@@ -188,18 +207,21 @@ Decoded decode_png(Bytes file, const MediaLimits& limits) {
   M3_CHECK(reader.info != nullptr, "PNG: libpng could not be started (out of memory?)");
   Layout layout;
   M3_CHECK(read_info(reader.png, reader.info, &source, &layout), "PNG: invalid or damaged: {}", source.message);
-  M3_CHECK(layout.channels == 3 || layout.channels == 4, "PNG: {} channels are not supported", layout.channels);
 
   Decoded out{Image(), chunks.orientation};
   out.image.height = layout.height;
   out.image.width = layout.width;
+  std::vector<uint8_t>& pixels = out.image.rgb_HW3;
   const size_t row_bytes = static_cast<size_t>(layout.width) * layout.channels;
-  out.image.rgb_HW3.resize(row_bytes * layout.height);
+  pixels.resize(row_bytes * layout.height);
   std::vector<png_bytep> rows(layout.height);
-  for (int y = 0; y < layout.height; ++y) rows[y] = out.image.rgb_HW3.data() + y * row_bytes;
+  for (int y = 0; y < layout.height; ++y) rows[y] = pixels.data() + y * row_bytes;
   M3_CHECK(read_pixels(reader.png, &source, rows.data()), "PNG: the pixel data are truncated or damaged: {}", source.message);
-  if (layout.channels == 4) {
-    compose_over_white(out.image.rgb_HW3, static_cast<size_t>(layout.height) * layout.width);
+  switch (layout.channels) {
+    case 1: pixels = apply_palette(reader.png, reader.info, pixels); break;
+    case 3: break;
+    case 4: compose_over_white(pixels, static_cast<size_t>(layout.height) * layout.width); break;
+    default: M3_FAIL("PNG: {} channels are not supported", layout.channels);
   }
   return out;
 }
