@@ -65,10 +65,8 @@ struct Inspection {
   std::vector<const TensorEntry*> largest(size_t count) const {
     std::vector<const TensorEntry*> order;
     for (const TensorEntry& entry : table) order.push_back(&entry);
-    count = std::min(count, order.size());
-    std::partial_sort(order.begin(), order.begin() + count, order.end(),
-                      [](auto* a, auto* b) { return a->shape.numel() > b->shape.numel(); });
-    order.resize(count);
+    std::stable_sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->shape.numel() > b->shape.numel(); });
+    order.resize(std::min(count, order.size()));
     return order;
   }
 };
@@ -127,10 +125,9 @@ void print_text(const Inspection& model) {
   for (const std::string& key : model.config.ignored_keys) fmt::print("  ignored config key {}\n", key);
   fmt::print("memory for a context of {} ({} cache bytes per token)\n", model.context,
              model.config.text.cache_bytes_per_token());
-  for (const auto& entry : model.memory_plan().entries()) {
-    line(entry.name.c_str(), format_bytes(static_cast<double>(entry.bytes)));
-  }
-  line("total", format_bytes(static_cast<double>(model.memory_plan().total_bytes())) + ", without activations");
+  const MemoryPlan plan = model.memory_plan();
+  for (const auto& entry : plan.entries()) line(entry.name.c_str(), format_bytes(static_cast<double>(entry.bytes)));
+  line("total", format_bytes(static_cast<double>(plan.total_bytes())) + ", without activations");
 }
 
 ordered_json to_json(const Inspection& model) {
@@ -159,8 +156,9 @@ ordered_json to_json(const Inspection& model) {
   }
   json["context"] = model.context;
   json["cache_bytes_per_token"] = t.cache_bytes_per_token();
-  for (const auto& entry : model.memory_plan().entries()) json["memory"][entry.name] = entry.bytes;
-  json["memory_total"] = model.memory_plan().total_bytes();
+  const MemoryPlan plan = model.memory_plan();
+  for (const auto& entry : plan.entries()) json["memory"][entry.name] = entry.bytes;
+  json["memory_total"] = plan.total_bytes();
   return json;
 }
 

@@ -1,6 +1,9 @@
 #include "formats/random_init.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
 
 #include "base/bf16.h"
 #include "base/check.h"
@@ -10,15 +13,34 @@
 
 namespace m3 {
 
-uint64_t name_stream(std::string_view name) {  // FNV-1a, 64 bits
+namespace {
+
+uint64_t fnv1a(std::string_view text) {  // 64 bits
   uint64_t hash = 0xcbf29ce484222325ull;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
   return hash;
 }
 
-float normal_at(uint64_t seed, uint64_t stream, int64_t index) {
-  constexpr uint64_t kWordsPerNormal = 4;  // Philox::normal draws two 64-bit uniforms
-  return static_cast<float>(Philox(seed, stream, static_cast<uint64_t>(index) * kWordsPerNormal).normal());
+// Normals 2 * pair and 2 * pair + 1 from one Philox block: both results of Box-Muller.
+std::array<float, 2> normal_pair(const Philox& stream, uint64_t pair) {
+  const auto w = stream.block(pair);
+  const auto uniform = [](uint32_t low, uint32_t high) {  // [0, 1), 53 bits
+    return static_cast<double>((uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
+  };
+  const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform(w[0], w[1])));
+  const double angle = 2.0 * std::numbers::pi * uniform(w[2], w[3]);
+  return {static_cast<float>(radius * std::cos(angle)), static_cast<float>(radius * std::sin(angle))};
+}
+
+}  // namespace
+
+void fill_normal(uint64_t seed, std::string_view name, int64_t begin, std::span<float> values) {
+  const Philox stream(seed, fnv1a(name));
+  const uint64_t first = static_cast<uint64_t>(begin), end = first + values.size();
+  for (uint64_t pair = first / 2; pair * 2 < end; ++pair) {
+    const std::array<float, 2> two = normal_pair(stream, pair);
+    for (uint64_t i = std::max(pair * 2, first); i < std::min(pair * 2 + 2, end); ++i) values[i - first] = two[i & 1];
+  }
 }
 
 InitScheme init_normal(uint64_t seed, double std) {
@@ -30,10 +52,8 @@ InitScheme init_normal(uint64_t seed, double std) {
       case TensorKind::kLayerNorm: std::fill(values.begin(), values.end(), 1.0f); return;
       default: break;
     }
-    const uint64_t stream = name_stream(tensor.name);
-    for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = static_cast<float>(std * normal_at(seed, stream, begin + static_cast<int64_t>(i)));
-    }
+    fill_normal(seed, tensor.name, begin, values);
+    for (float& value : values) value *= static_cast<float>(std);
   };
 }
 

@@ -21,9 +21,8 @@ using InitScheme = std::function<void(const TensorEntry& tensor, int64_t begin, 
 // number i of the Philox stream of the tensor's name, whatever else the model holds.
 InitScheme init_normal(uint64_t seed, double std = 0.02);
 
-// The generator behind it, for other schemes: a stream per tensor name.
-uint64_t name_stream(std::string_view name);
-float normal_at(uint64_t seed, uint64_t stream, int64_t index);  // unit normal number `index`
+// The generator behind it, for other schemes: unit normals begin, begin + 1, ... of the Philox stream of `name`.
+void fill_normal(uint64_t seed, std::string_view name, int64_t begin, std::span<float> values);
 
 // Writes a whole checkpoint of the released form (CheckpointWriter) for this config.json. `extra_files` are copied
 // beside it. Memory: a few megabytes, whatever the size of the model.

@@ -158,11 +158,15 @@ ParameterCounts count_parameters(const ModelConfig& config, const std::vector<Te
     } else {
       counts.text += numel;
     }
-    if (entry.kind == TensorKind::kExpert) counts.experts += numel;
-    if (entry.kind == TensorKind::kEmbedding) counts.embedding += numel;
-    if (entry.kind == TensorKind::kHead) counts.head += numel;
+    switch (entry.kind) {
+      case TensorKind::kExpert: counts.experts += numel; break;
+      case TensorKind::kEmbedding: counts.embedding += numel; break;
+      case TensorKind::kHead: counts.head += numel; break;
+      case TensorKind::kMatrix:
+      case TensorKind::kRouter: counts.active += numel; break;
+      default: break;
+    }
   }
-  counts.active = counts.text - counts.embedding - counts.head - counts.experts;
   if (config.text.num_experts > 0) {
     counts.active += counts.experts / config.text.num_experts * config.text.num_experts_per_token;
   }

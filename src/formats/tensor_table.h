@@ -44,8 +44,8 @@ int64_t total_bytes(const std::vector<TensorEntry>& table);
 
 struct ParameterCounts {
   int64_t total = 0, text = 0, tower = 0, projector = 0, experts = 0, embedding = 0, head = 0;
-  // Used by one text token: everything in the text model except the routed experts not chosen, and
-  // without embedding and head.
+  // In the matrices that one text token is multiplied with: routers, attention, index branch, MLPs and the experts
+  // chosen; without embedding and head. (Norms and biases would add 3e-5 of it.)
   int64_t active = 0;
 };
 ParameterCounts count_parameters(const ModelConfig& config, const std::vector<TensorEntry>& table);
