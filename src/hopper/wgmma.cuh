@@ -42,11 +42,22 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Tells the compiler that registers change here, so that no use of an accumulator moves across a wait.
+// Tells the compiler that registers change here: after a wait, so that no use of an accumulator moves
+// before it; before a fence, so that no change of an operand register moves behind it.
 template <int kCount>
 __device__ __forceinline__ void wgmma_pin(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void wgmma_pin(int32_t (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+template <int kSteps>
+__device__ __forceinline__ void wgmma_pin(uint32_t (&a)[kSteps][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kSteps; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
 // --- products. The operand lists are spelled by macros because an asm statement needs one operand per

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "ops/attend/attend_cuda.h"
+#include "ops/attend/attend_sm90.h"
 #include "ops/common/msa_device.cuh"
 #include "tensor/cuda_check.h"
 
@@ -57,16 +58,13 @@ struct Row {
   }
 };
 
+// One (query row i, head h) by one warp; q is the warp's [D] in shared memory.
 template <typename Query, typename Kv, typename Out, int kPerLane>
-__global__ void __launch_bounds__(kWarps * 32) attend_general_kernel(const AttendCudaArgs args, float scale_log2) {
-  __shared__ float q_shared[kWarps][kPerLane * 32];
+__device__ void attend_row(const AttendCudaArgs& args, float scale_log2, int64_t i, int h, float* q, int lane) {
   const MsaGeometry& g = args.geometry;
-  const int D = g.head_dim, H = g.groups * g.heads_per_group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t row = int64_t{blockIdx.x} * kWarps + warp;
-  if (row >= args.batch.num_queries * H) return;
-  const int64_t i = row / H;
-  const int h = static_cast<int>(row % H), r = h / g.heads_per_group;
-  float* q = q_shared[warp];
+  const int D = g.head_dim, r = h / g.heads_per_group;
+  const int64_t row = i * g.groups * g.heads_per_group + h;
+  __syncwarp();  // the previous row is done with q
   for (int c = lane; c < D; c += 32) q[c] = msa_load(static_cast<const Query*>(args.q_THD) + row * D + c) * scale_log2;
   __syncwarp();
 
@@ -104,10 +102,35 @@ __global__ void __launch_bounds__(kWarps * 32) attend_general_kernel(const Atten
   }
 }
 
+template <typename Query, typename Kv, typename Out, int kPerLane>
+__global__ void __launch_bounds__(kWarps * 32) attend_general_kernel(const AttendCudaArgs args, float scale_log2) {
+  __shared__ float q[kWarps][kPerLane * 32];
+  const int H = args.geometry.groups * args.geometry.heads_per_group, warp = threadIdx.x / 32;
+  const int64_t row = int64_t{blockIdx.x} * kWarps + warp;
+  if (row >= args.batch.num_queries * H) return;
+  attend_row<Query, Kv, Out, kPerLane>(args, scale_log2, row / H, static_cast<int>(row % H), q[warp], threadIdx.x % 32);
+}
+
+__global__ void __launch_bounds__(kWarps * 32)
+    attend_repair_kernel(const AttendCudaArgs args, float scale_log2, const AttendRepairRow* rows, const int32_t* count) {
+  __shared__ float q[kWarps][128];
+  const int G = args.geometry.heads_per_group, warp = threadIdx.x / 32;
+  const int64_t total = int64_t{*count} * G;
+  for (int64_t work = int64_t{blockIdx.x} * kWarps + warp; work < total; work += int64_t{gridDim.x} * kWarps) {
+    const AttendRepairRow row = rows[work / G];
+    const int head = row.group * G + static_cast<int>(work % G);
+    attend_row<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16, 4>(args, scale_log2, row.query, head, q[warp], threadIdx.x % 32);
+  }
+}
+
+float scale_log2_of(const AttendCudaArgs& args) {
+  return static_cast<float>(args.geometry.logit_scale() * 1.4426950408889634);
+}
+
 template <typename Query, typename Kv, typename Out>
 void launch(const AttendCudaArgs& args, cudaStream_t stream) {
   const MsaGeometry& g = args.geometry;
-  const float scale_log2 = static_cast<float>(g.logit_scale() * 1.4426950408889634);
+  const float scale_log2 = scale_log2_of(args);
   const int64_t ctas = (args.batch.num_queries * g.heads() + kWarps - 1) / kWarps;
   const auto grid = static_cast<unsigned>(ctas);
   if (g.head_dim <= 128) {
@@ -142,6 +165,13 @@ void attend_general(const AttendCudaArgs& args, Stream stream) {
   } else {
     launch_out<float, float>(args, handle);
   }
+}
+
+void attend_repair(const AttendCudaArgs& args, const AttendRepairRow* rows, const int32_t* count, Stream stream) {
+  constexpr int kCtas = 528;  // 4 per SM; almost always there is nothing to do
+  attend_repair_kernel<<<kCtas, kWarps * 32, 0, static_cast<cudaStream_t>(stream.handle)>>>(
+      args, scale_log2_of(args), rows, count);
+  M3_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace m3
