@@ -33,7 +33,7 @@ constexpr int kDecodeQueries = 16;  // up to so many query rows of a sequence, k
 // `split` of the keys (of `num_splits`, cut by the sequence's own length only).
 struct AttendItem {
   int32_t seq, group, q_begin, q_end, split, num_splits;
-  int64_t partial_begin;  // first partial row in the workspace; -1: written to the outputs at once
+  int64_t partial_begin;  // bytes into the workspace where its partial rows lie; -1: written to the outputs at once
 };
 
 struct AttendPlan {
@@ -43,6 +43,8 @@ struct AttendPlan {
   int64_t num_queries = 0;
   int64_t workspace_bytes = 0;  // alignment: Arena::kAlignment
   int num_threads = 0;
+  int chunk = 0;              // query rows of an item, at most
+  int64_t scratch_begin = 0;  // of the threads, behind the items' partial rows
   std::vector<AttendItem> items;
 };
 

@@ -4,6 +4,8 @@
 
 namespace m3 {
 
+alignas(64) const uint32_t kMsaZeroRow[kMsaMaxDim] = {};
+
 const MsaKernels& msa_kernels(bool bf16_dot) {
   switch (cpu_isa()) {
 #if defined(__x86_64__)

@@ -16,6 +16,8 @@ namespace m3 {
 constexpr int kMsaTileKeys = 128;   // keys packed at once, at most
 constexpr int kMsaBatchRows = 96;   // rows of one call of attend_rows, at most (16 tiles of 6)
 constexpr int kMsaMaxDim = 1024;    // MsaGeometry::check
+constexpr int kMsaMaxPanel = 64;    // of all tables: workspaces do not depend on the table in use
+extern const uint32_t kMsaZeroRow[kMsaMaxDim];  // stands for a key that must not be seen
 
 // Rows that a tile of keys is applied to, with their running softmax state (m in units of log2).
 struct MsaAttendTile {
@@ -32,8 +34,8 @@ struct MsaAttendTile {
   const uint32_t *keys, *values; // packed
   int dim;
   float scale_log2;              // logit scale * log2(e)
-  float* scores;                 // [kMsaBatchRows, kMsaTileKeys + panel] scratch
-  uint32_t* weights;             // the same size; may be the same memory as scores in the fp32 tables
+  float* scores;                 // [kMsaBatchRows, kMsaTileKeys] scratch
+  uint32_t* weights;             // the same size, other memory
 };
 
 struct MsaKernels {
@@ -44,9 +46,10 @@ struct MsaKernels {
   int steps(int dim) const { return bf16_dot ? (dim + 1) / 2 : dim; }
   int padded(int columns) const { return (columns + panel - 1) / panel * panel; }
 
-  // `rows` pointers to vectors of `dim` elements. dtype f32 or bf16 (bf16 only in the bf16 table).
-  void (*pack_rows)(const void* const* rows, int num_rows, int dim, DType dtype, uint32_t* a);
+  // A vector of `dim` elements as a row of A. dtype f32 or bf16 (bf16 only in the bf16 table).
+  void (*pack_row)(const void* row, int dim, DType dtype, uint32_t* a);
   // Panels of keys as columns: [padded(num_keys) / panel][steps(dim)][panel].
+  // num_keys <= kMsaTileKeys.
   void (*pack_keys)(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b);
   // Panels of channels as columns: [padded(dim) / panel][steps(num_keys)][panel].
   void (*pack_values)(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b);

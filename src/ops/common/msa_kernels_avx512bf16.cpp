@@ -1,5 +1,4 @@
 #define M3_KERNELS_BF16_DOT 1
-namespace m3 { namespace { constexpr bool kBf16Dot = M3_KERNELS_BF16_DOT; } }
 #include "ops/common/msa_kernels_impl.h"
 
 namespace m3 {

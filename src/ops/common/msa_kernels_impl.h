@@ -1,5 +1,5 @@
 // The bodies of MsaKernels, written once for every instruction set. Included by the kernel files
-// msa_kernels_*.cpp alone, which say what a word is (kBf16Dot) and instantiate the table.
+// msa_kernels_*.cpp alone, which say what a word is (M3_KERNELS_BF16_DOT) and make the table.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -12,11 +12,10 @@ namespace m3 {
 namespace {
 
 using V = Simd;
+constexpr bool kBf16Dot = M3_KERNELS_BF16_DOT;
 constexpr int kLanes = V::kLanes, kTileRows = V::kTileRows, kTileVecs = V::kTileVecs;
 constexpr int kPanel = kLanes * kTileVecs;
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
-
-alignas(64) const uint32_t kZeroRow[kMsaMaxDim] = {};
 
 inline int num_steps(int dim) { return kBf16Dot ? (dim + 1) / 2 : dim; }
 
@@ -89,11 +88,18 @@ inline uint32_t word_of(const void* row, DType dtype, int dim, int s) {
   return word;
 }
 
-void pack_rows(const void* const* rows, int num_rows, int dim, DType dtype, uint32_t* a) {
-  const int steps = num_steps(dim);
-  for (int i = 0; i < num_rows; ++i) {
-    for (int s = 0; s < steps; ++s) a[int64_t{i} * steps + s] = word_of(rows[i], dtype, dim, s);
+// One row, from whole words or vectors where it holds any, the rest word by word.
+void pack_row(const void* row, int dim, DType dtype, uint32_t* a) {
+  int s = 0;
+  if (kBf16Dot || dtype == DType::kF32) {
+    s = kBf16Dot ? dim / 2 : dim;
+    std::memcpy(a, row, sizeof(uint32_t) * s);
+  } else {
+    for (; s + kLanes <= dim; s += kLanes) {
+      V::store_words(a + s, V::shift_left_16(V::load_halves(static_cast<const uint16_t*>(row) + s)));
+    }
   }
+  for (; s < num_steps(dim); ++s) a[s] = word_of(row, dtype, dim, s);
 }
 
 // kLanes keys, as the lanes [0, kLanes) of [steps][kPanel]. A 32-bit transpose moves whole words; where bf16 values
@@ -125,7 +131,7 @@ void pack_keys(const void* const* rows, int num_keys, int dim, DType dtype, uint
   for (int j = 0; j < num_keys; j += kPanel) {
     for (int lane = 0; lane < kPanel; lane += kLanes) {
       const void* group[kLanes];
-      for (int i = 0; i < kLanes; ++i) group[i] = j + lane + i < num_keys ? rows[j + lane + i] : kZeroRow;
+      for (int i = 0; i < kLanes; ++i) group[i] = j + lane + i < num_keys ? rows[j + lane + i] : kMsaZeroRow;
       pack_key_lanes(group, dim, dtype, b + lane);
     }
     b += int64_t{steps} * kPanel;
@@ -145,7 +151,7 @@ void pack_values(const void* const* rows, int num_keys, int dim, DType dtype, ui
   for (int panel = 0; panel < dim; panel += kPanel) {
     for (int s = 0; s < steps; ++s, b += kPanel) {
       const void* first = rows[kBf16Dot ? 2 * s : s];
-      const void* second = kBf16Dot && 2 * s + 1 < num_keys ? rows[2 * s + 1] : kZeroRow;
+      const void* second = kBf16Dot && 2 * s + 1 < num_keys ? rows[2 * s + 1] : kMsaZeroRow;
       int c = panel;
       for (; c + kLanes <= dim && c < panel + kPanel; c += kLanes) {
         V::store_words(b + (c - panel), value_words(first, second, dtype, c));
@@ -294,7 +300,8 @@ inline float softmax_row(const MsaAttendTile& t, int i, int padded_keys, float* 
 void attend_rows(const MsaAttendTile& t) {
   const int steps = num_steps(t.dim), dim_padded = (t.dim + kPanel - 1) / kPanel * kPanel;
   const int padded_keys = (t.num_keys + kPanel - 1) / kPanel * kPanel;
-  constexpr int kStride = kMsaTileKeys + kPanel;
+  constexpr int kStride = kMsaTileKeys;
+  static_assert(kMsaTileKeys % kPanel == 0 && kPanel <= kMsaMaxPanel);
 
   // 1. scores = q . k
   const uint32_t* rows[kMsaBatchRows];
@@ -355,7 +362,7 @@ constexpr MsaKernels make_table(const char* name) {
   return {.name = name,
           .panel = kPanel,
           .bf16_dot = kBf16Dot,
-          .pack_rows = pack_rows,
+          .pack_row = pack_row,
           .pack_keys = pack_keys,
           .pack_values = pack_values,
           .score_max = score_max,

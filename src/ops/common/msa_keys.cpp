@@ -38,6 +38,7 @@ MsaKeys::MsaKeys(const char* name, const MsaBatch& batch, const Tensor& tensor, 
   token_stride_ = paged ? dim : num_heads * dim;
   head_stride_ = paged ? int64_t{block} * dim : dim;
   page_stride_ = num_heads * block * dim;
+  num_pages_ = paged ? tensor.dim(0) : 0;
 }
 
 }  // namespace m3

@@ -18,23 +18,27 @@ class MsaKeys {
   DType dtype() const { return dtype_; }
   int dim() const { return dim_; }
 
-  struct Rows {
-    const void* data;     // row of the block's first position
-    int64_t stride;       // elements from one position to the next
-  };
-  Rows block_rows(int seq, int64_t block_id, int head) const {
-    return {row(seq, block_id * block_, head), token_stride_};
-  }
-  // One position of a sequence.
+  // Position `position` of sequence `seq`, which must exist (position < k_len).
   const void* row(int seq, int64_t position, int head) const {
     int64_t element;
     if (batch_.layout == KvLayout::kPaged) {
       const int64_t page = batch_.page_table[seq * batch_.max_pages + position / block_];
+      M3_CHECK(page >= 0 && page < num_pages_, "sequence {}: page {} of position {} lies outside the cache's {} pages",
+               seq, page, position, num_pages_);
       element = page * page_stride_ + head * head_stride_ + position % block_ * token_stride_;
     } else {
       element = (batch_.k_begin(seq) + position) * token_stride_ + head * head_stride_;
     }
     return data_ + element * dtype_bytes(dtype_);
+  }
+  // `count` consecutive positions.
+  void rows(int seq, int64_t begin, int count, int head, const void** out) const {
+    const int64_t stride_bytes = token_stride_ * dtype_bytes(dtype_);
+    for (int i = 0; i < count;) {
+      const char* first = static_cast<const char*>(row(seq, begin + i, head));
+      const int64_t run = batch_.layout == KvLayout::kPaged ? block_ - (begin + i) % block_ : count;
+      for (int64_t end = std::min<int64_t>(count, i + run); i < end; ++i, first += stride_bytes) out[i] = first;
+    }
   }
 
  private:
@@ -42,7 +46,7 @@ class MsaKeys {
   const char* data_;
   DType dtype_;
   int block_, dim_;
-  int64_t token_stride_, head_stride_, page_stride_;
+  int64_t token_stride_, head_stride_, page_stride_, num_pages_;
 };
 
 // Element `index` of a row, widened.

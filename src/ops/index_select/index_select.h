@@ -23,7 +23,7 @@ namespace m3 {
 
 enum class SelectOrder : uint8_t {
   kAscending,  // the contract of all consumers
-  kScore,      // best history block first, the own block last, every row scored: for ablations of K
+  kScore,      // higher score first (forced blocks count as +inf), the own block last: for ablations of K
 };
 
 struct IndexSelectOptions {
@@ -35,7 +35,7 @@ struct IndexSelectOptions {
 struct IndexSelectItem {
   int32_t seq, q_begin, q_end;  // relative to the sequence's first query row
   int32_t b_begin, b_end;
-  int64_t list_begin;  // first candidate list of this item in the workspace; -1: written to ids at once
+  int64_t list_begin;  // bytes into the workspace where its candidate lists lie; -1: written to ids at once
 };
 
 struct IndexSelectPlan {
@@ -45,6 +45,7 @@ struct IndexSelectPlan {
   int64_t num_queries = 0;
   int64_t workspace_bytes = 0;  // alignment: Arena::kAlignment
   int num_threads = 0;
+  int64_t scratch_begin = 0;  // of the threads, behind the items' lists
   std::vector<IndexSelectItem> items;
 };
 

@@ -72,7 +72,8 @@ void index_select_ref(const MsaGeometry& g, const MsaBatch& batch, const IndexSe
         chosen.insert(chosen.end(), history.begin(), history.end());
         if (options.order == SelectOrder::kAscending) {
           std::sort(chosen.begin(), chosen.end(), [](const Scored& a, const Scored& b) { return a.id < b.id; });
-        } else {  // forced blocks lead, the own block closes the list
+        } else {  // forced blocks count as +inf; the own block closes the list
+          std::sort(chosen.begin(), chosen.end(), better);
           std::stable_partition(chosen.begin(), chosen.end(), [&](const Scored& s) { return s.id != own; });
         }
         for (size_t s = 0; s < chosen.size(); ++s) {

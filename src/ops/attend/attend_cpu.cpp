@@ -1,0 +1,478 @@
+// attend on the CPU. An item is a chunk of query rows of one group. Keys are the outer loop: a tile (a
+// block, or up to 128 positions) is packed once and applied to every row of the chunk that sees it
+// (msa_kernels.h: attend_rows), each row keeping its running softmax state (m, l, O) in memory. Tiles
+// ascend for every row, and a row's numbers do not depend on what it shares a tile with, so neither
+// chunks nor threads show in the bits.
+//
+// A block-row pair costs 4 D B FLOPs per head and moves 8 D bytes of state in and out; a chunk's state is
+// sized to stay in the outer caches. Up to kDecodeQueries query rows, the keys are also cut into splits
+// by the sequence's own length, whose partial states are merged in order.
+#include "ops/attend/attend_cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ops/common/msa_kernels.h"
+#include "ops/common/msa_keys.h"
+#include "ops/common/msa_workers.h"
+
+namespace m3 {
+namespace {
+
+using Kind = AttendSupport::Kind;
+
+constexpr int kItemsPerThread = 4;
+constexpr int kMinChunk = 16;           // query rows
+constexpr int kDenseChunk = 64;         // every tile is shared by all rows anyway
+constexpr int kMaxSparseChunk = 1024;
+constexpr int kMaxChunkRows = 16384;    // 16 MB of queries and states per thread at D = 128
+constexpr int kBlocksPerSplit = 4;      // of the selected blocks of a decode step
+constexpr int kTilesPerSplit = 8, kMaxSplits = 64;  // of all keys of a decode step
+
+// State rows of a chunk or of a split: O unnormalised, m in units of log2.
+struct State {
+  float *o, *m, *l;
+};
+
+State take_state(MsaCarver& carver, int64_t rows, int64_t dim) {
+  State s;
+  s.o = carver.take<float>(rows * dim);
+  s.m = carver.take<float>(rows);
+  s.l = carver.take<float>(rows);
+  return s;
+}
+
+// What one thread needs.
+struct Scratch {
+  uint32_t* q;         // [rows, D] words
+  State state;
+  uint32_t *keys, *values;
+  float* scores;
+  uint32_t* weights;
+  uint64_t* visits;    // block << 32 | query, of the chunk's lists
+};
+
+int64_t padded_dim(const MsaGeometry& g) { return (g.head_dim + kMsaMaxPanel - 1) / kMsaMaxPanel * kMsaMaxPanel; }
+
+Scratch take_scratch(MsaCarver& carver, const AttendPlan& plan) {
+  const MsaGeometry& g = plan.geometry;
+  const int64_t rows = int64_t{plan.chunk} * g.heads_per_group;
+  Scratch s;
+  s.q = carver.take<uint32_t>(rows * g.head_dim);
+  s.state = take_state(carver, rows, padded_dim(g));
+  s.keys = carver.take<uint32_t>(int64_t{kMsaTileKeys} * g.head_dim);
+  s.values = carver.take<uint32_t>(kMsaTileKeys * padded_dim(g));
+  s.scores = carver.take<float>(kMsaBatchRows * kMsaTileKeys);
+  s.weights = carver.take<uint32_t>(kMsaBatchRows * kMsaTileKeys);
+  s.visits = carver.take<uint64_t>(int64_t{plan.chunk} * g.topk);
+  return s;
+}
+
+bool all_finite(const void* const* rows, int count, int dim, DType dtype) {
+  bool finite = true;
+  for (int i = 0; i < count; ++i) {
+    for (int c = 0; c < dim; ++c) {
+      finite &= dtype == DType::kBF16 ? (static_cast<const uint16_t*>(rows[i])[c] & 0x7f80u) != 0x7f80u
+                                      : (static_cast<const uint32_t*>(rows[i])[c] & 0x7f800000u) != 0x7f800000u;
+    }
+  }
+  return finite;
+}
+
+struct Inputs {
+  const AttendPlan& plan;
+  const MsaBatch& batch;
+  const AttendCpuArgs& args;
+  const MsaKeys k, v;
+  const MsaKernels& kernels;
+};
+
+// One item: its rows, their state, and the tile at hand.
+class Chunk {
+ public:
+  Chunk(const Inputs& in, const AttendItem& item, const Scratch& scratch)
+      : in_(in), g_(in.plan.geometry), support_(in.plan.options.support), item_(item), s_(scratch),
+        first_position_(in.batch.first_position(item.seq)), first_row_(in.batch.q_begin(item.seq)) {}
+
+  int64_t num_rows() const { return int64_t{item_.q_end - item_.q_begin} * g_.heads_per_group; }
+
+  void run() {
+    clear_state();
+    if (position(item_.q_end - 1) < 0) return;
+    pack_queries();
+    switch (support_.kind) {
+      case Kind::kBlocks: run_blocks(); break;
+      case Kind::kTokens: run_tokens(); break;
+      case Kind::kFull:
+      case Kind::kWindow: run_range(); break;
+    }
+  }
+
+  void write() const;
+  void save_partial(const State& partial) const;
+
+ private:
+  int64_t position(int q) const { return first_position_ + q; }
+
+  void clear_state() const {
+    std::fill_n(s_.state.o, num_rows() * in_.kernels.padded(g_.head_dim), 0.0f);
+    std::fill_n(s_.state.m, num_rows(), -std::numeric_limits<float>::infinity());
+    std::fill_n(s_.state.l, num_rows(), 0.0f);
+  }
+
+  void pack_queries() const {
+    const int G = g_.heads_per_group, D = g_.head_dim, steps = in_.kernels.steps(D);
+    const DType dtype = in_.args.q_THD->dtype();
+    for (int q = item_.q_begin; q < item_.q_end; ++q) {
+      const int64_t element = ((first_row_ + q) * g_.heads() + item_.group * G) * D;
+      const char* from = static_cast<const char*>(in_.args.q_THD->data()) + element * dtype_bytes(dtype);
+      for (int h = 0; h < G; ++h) {
+        in_.kernels.pack_row(from + int64_t{h} * D * dtype_bytes(dtype), D, dtype,
+                             s_.q + (int64_t{q - item_.q_begin} * G + h) * steps);
+      }
+    }
+  }
+
+  // -------------------------------------------------------------------------------- which tiles, which rows
+
+  void run_blocks() {
+    const int slots_begin = g_.topk * item_.split / item_.num_splits;
+    const int slots_end = g_.topk * (item_.split + 1) / item_.num_splits;
+    int64_t num_visits = 0;
+    for (int q = item_.q_begin; q < item_.q_end; ++q) {
+      const int64_t own = position(q) < 0 ? -1 : position(q) / g_.block;
+      const int32_t* ids = in_.args.lists + (item_.group * in_.plan.num_queries + first_row_ + q) * g_.topk;
+      for (int slot = slots_begin; slot < slots_end && ids[slot] >= 0; ++slot) {
+        M3_CHECK(ids[slot] <= own, "ids_RTK[{}, {}, {}] is block {}, but the row's own block is {}", item_.group,
+                 first_row_ + q, slot, ids[slot], own);
+        s_.visits[num_visits++] = uint64_t{static_cast<uint32_t>(ids[slot])} << 32 | static_cast<uint32_t>(q);
+      }
+    }
+    std::sort(s_.visits, s_.visits + num_visits);
+    for (int64_t i = 0; i < num_visits;) {
+      const int64_t block_id = static_cast<int64_t>(s_.visits[i] >> 32);
+      int64_t end = i;
+      while (end < num_visits && static_cast<int64_t>(s_.visits[end] >> 32) == block_id) ++end;
+      const int64_t last = std::min<int64_t>((block_id + 1) * g_.block, position(item_.q_end - 1) + 1);
+      for (int64_t j = block_id * g_.block; j < last; j += kMsaTileKeys) {
+        load_tile(j, static_cast<int>(std::min<int64_t>(kMsaTileKeys, last - j)));
+        for (int64_t e = i; e < end; ++e) add_query(static_cast<int>(s_.visits[e] & 0xffffffffu));
+        finish_tile();
+      }
+      i = end;
+    }
+  }
+
+  // All keys, or a window with its sink, in tiles of consecutive positions.
+  void run_range() {
+    const bool window = support_.kind == Kind::kWindow;
+    const int64_t end = position(item_.q_end - 1) + 1;
+    const int64_t num_tiles = (end + kMsaTileKeys - 1) / kMsaTileKeys;
+    const int64_t oldest = std::max<int64_t>(position(item_.q_begin), 0) - support_.window + 1;  // of the windows
+    const int64_t window_tile = window ? std::max<int64_t>(oldest, 0) / kMsaTileKeys : 0;
+    const int64_t sink_tiles = window ? std::min((support_.sink + kMsaTileKeys - 1) / kMsaTileKeys, window_tile) : 0;
+    const int64_t count = sink_tiles + num_tiles - window_tile;
+    for (int64_t i = count * item_.split / item_.num_splits; i < count * (item_.split + 1) / item_.num_splits; ++i) {
+      const int64_t j = (i < sink_tiles ? i : i - sink_tiles + window_tile) * kMsaTileKeys;
+      load_tile(j, static_cast<int>(std::min<int64_t>(kMsaTileKeys, end - j)));
+      for (int q = item_.q_begin; q < item_.q_end; ++q) add_query(q);
+      finish_tile();
+    }
+  }
+
+  // Each query has its own list, so nothing is shared but the group's heads.
+  void run_tokens() {
+    const int64_t slots_begin = support_.budget * item_.split / item_.num_splits;
+    const int64_t slots_end = support_.budget * (item_.split + 1) / item_.num_splits;
+    for (int q = item_.q_begin; q < item_.q_end; ++q) {
+      const int32_t* tokens = in_.args.lists + (first_row_ + q) * support_.budget;
+      for (int64_t slot = slots_begin; slot < slots_end && tokens[slot] >= 0; slot += kMsaTileKeys) {
+        tile_.num_keys = 0;
+        for (int64_t t = slot; t < std::min(slot + kMsaTileKeys, slots_end) && tokens[t] >= 0; ++t) {
+          M3_CHECK(tokens[t] <= position(q), "tokens_TK[{}, {}] is position {}, behind the row's own {}", first_row_ + q,
+                   t, tokens[t], position(q));
+          k_rows_[tile_.num_keys] = in_.k.row(item_.seq, tokens[t], item_.group);
+          v_rows_[tile_.num_keys++] = in_.v.row(item_.seq, tokens[t], item_.group);
+        }
+        pack_tile();
+        push_query(q, 0, tile_.num_keys, 0);
+        finish_tile();
+      }
+    }
+  }
+
+  // ---------------------------------------------------------------------------------------------- the tile
+
+  void load_tile(int64_t begin, int num_keys) {
+    tile_.begin = begin;
+    tile_.num_keys = num_keys;
+    in_.k.rows(item_.seq, begin, num_keys, item_.group, k_rows_);
+    in_.v.rows(item_.seq, begin, num_keys, item_.group, v_rows_);
+    pack_tile();
+  }
+
+  void pack_tile() {
+    in_.kernels.pack_keys(k_rows_, tile_.num_keys, g_.head_dim, in_.k.dtype(), s_.keys);
+    in_.kernels.pack_values(v_rows_, tile_.num_keys, g_.head_dim, in_.v.dtype(), s_.values);
+    tile_.checked = false;
+  }
+
+  // Applies the tile to query row q, as far as it sees it.
+  void add_query(int q) {
+    const int64_t p = position(q);
+    if (p < tile_.begin) return;
+    const int last = static_cast<int>(std::min<int64_t>(p + 1 - tile_.begin, tile_.num_keys));
+    int first = 0, sink = 0;
+    if (support_.kind == Kind::kWindow) {
+      first = static_cast<int>(std::clamp<int64_t>(p - support_.window + 1 - tile_.begin, 0, last));
+      sink = static_cast<int>(std::clamp<int64_t>(support_.sink - tile_.begin, 0, last));
+      if (first == last && sink == 0) return;
+    }
+    const bool whole = last == tile_.num_keys && first <= sink;
+    if (!whole && !values_finite()) {
+      flush();
+      add_query_alone(q, first, last, sink);
+    } else {
+      push_query(q, first, last, sink);
+    }
+  }
+
+  // Weight 0 times NaN is NaN, so where values are not finite, those that the row does not see are packed as
+  // zeros, for this row alone.
+  void add_query_alone(int q, int first, int last, int sink) {
+    const void* rows[kMsaTileKeys];
+    for (int j = 0; j < tile_.num_keys; ++j) {
+      rows[j] = j < last && (j >= first || j < sink) ? v_rows_[j] : kMsaZeroRow;
+    }
+    in_.kernels.pack_values(rows, tile_.num_keys, g_.head_dim, in_.v.dtype(), s_.values);
+    push_query(q, first, last, sink);
+    flush();
+    in_.kernels.pack_values(v_rows_, tile_.num_keys, g_.head_dim, in_.v.dtype(), s_.values);
+  }
+
+  bool values_finite() {
+    if (!tile_.checked) tile_.finite = all_finite(v_rows_, tile_.num_keys, g_.head_dim, in_.v.dtype());
+    tile_.checked = true;
+    return tile_.finite;
+  }
+
+  void push_query(int q, int first, int last, int sink) {
+    for (int h = 0; h < g_.heads_per_group; ++h) {
+      row_ids_[num_pushed_] = (q - item_.q_begin) * g_.heads_per_group + h;
+      first_[num_pushed_] = first;
+      last_[num_pushed_] = last;
+      sink_[num_pushed_] = sink;
+      masked_ |= last < tile_.num_keys || first > sink;
+      if (++num_pushed_ == kMsaBatchRows) flush();
+    }
+  }
+
+  void finish_tile() { flush(); }
+
+  void flush() {
+    if (num_pushed_ == 0) return;
+    MsaAttendTile t;
+    t.num_rows = num_pushed_;
+    t.row_ids = row_ids_;
+    t.q = s_.q;
+    t.o = s_.state.o;
+    t.m = s_.state.m;
+    t.l = s_.state.l;
+    t.first = masked_ ? first_ : nullptr;
+    t.last = masked_ ? last_ : nullptr;
+    t.sink = masked_ ? sink_ : nullptr;
+    t.num_keys = *std::max_element(last_, last_ + num_pushed_);
+    t.packed_keys = tile_.num_keys;
+    t.keys = s_.keys;
+    t.values = s_.values;
+    t.dim = g_.head_dim;
+    t.scale_log2 = static_cast<float>(g_.logit_scale() * 1.4426950408889634);
+    t.scores = s_.scores;
+    t.weights = s_.weights;
+    in_.kernels.attend_rows(t);
+    num_pushed_ = 0;
+    masked_ = false;
+  }
+
+  const Inputs& in_;
+  const MsaGeometry& g_;
+  const AttendSupport& support_;
+  const AttendItem& item_;
+  const Scratch s_;
+  int64_t first_position_, first_row_;
+
+  struct {
+    int64_t begin = 0;
+    int num_keys = 0;
+    bool checked = false, finite = false;
+  } tile_;
+  const void *k_rows_[kMsaTileKeys], *v_rows_[kMsaTileKeys];
+  int32_t row_ids_[kMsaBatchRows], first_[kMsaBatchRows], last_[kMsaBatchRows], sink_[kMsaBatchRows];
+  int num_pushed_ = 0;
+  bool masked_ = false;
+};
+
+// ------------------------------------------------------------------------------------------------- output
+
+void store_row(const Tensor& o_THD, int64_t row, int dim, const float* o, float factor) {
+  if (o_THD.dtype() == DType::kBF16) {
+    bf16* out = static_cast<bf16*>(o_THD.data()) + row * dim;
+    for (int c = 0; c < dim; ++c) out[c] = bf16(o[c] * factor);
+  } else {
+    float* out = static_cast<float*>(o_THD.data()) + row * dim;
+    for (int c = 0; c < dim; ++c) out[c] = o[c] * factor;
+  }
+}
+
+float natural_lse(float m, float l) {
+  return l == 0 ? -std::numeric_limits<float>::infinity()
+                : static_cast<float>(m * 0.6931471805599453 + std::log(static_cast<double>(l)));
+}
+
+void Chunk::write() const {
+  const int G = g_.heads_per_group, stride = in_.kernels.padded(g_.head_dim);
+  for (int q = item_.q_begin; q < item_.q_end; ++q) {
+    for (int h = 0; h < G; ++h) {
+      const int64_t id = int64_t{q - item_.q_begin} * G + h;
+      const int64_t row = (first_row_ + q) * g_.heads() + item_.group * G + h;
+      const float l = s_.state.l[id];
+      store_row(*in_.args.o_THD, row, g_.head_dim, s_.state.o + id * stride, l == 0 ? 0.0f : 1.0f / l);
+      if (in_.args.lse_TH != nullptr) in_.args.lse_TH[row] = natural_lse(s_.state.m[id], l);
+    }
+  }
+}
+
+void Chunk::save_partial(const State& partial) const {
+  const int stride = in_.kernels.padded(g_.head_dim);
+  for (int64_t id = 0; id < num_rows(); ++id) {
+    std::memcpy(partial.o + id * g_.head_dim, s_.state.o + id * stride, sizeof(float) * g_.head_dim);
+    partial.m[id] = s_.state.m[id];
+    partial.l[id] = s_.state.l[id];
+  }
+}
+
+State partial_at(const AttendPlan& plan, void* workspace, const AttendItem& item) {
+  MsaCarver carver(static_cast<char*>(workspace) + item.partial_begin);
+  return take_state(carver, int64_t{item.q_end - item.q_begin} * plan.geometry.heads_per_group, plan.geometry.head_dim);
+}
+
+// Joins the splits of a chunk, in order; a split without keys (m = -inf) has weight 0.
+void merge_splits(const Inputs& in, const AttendItem* items, float* o) {
+  const MsaGeometry& g = in.plan.geometry;
+  const AttendItem& item = items[0];
+  const int G = g.heads_per_group, D = g.head_dim;
+  for (int64_t id = 0; id < int64_t{item.q_end - item.q_begin} * G; ++id) {
+    float top = -std::numeric_limits<float>::infinity(), l = 0;
+    for (int s = 0; s < item.num_splits; ++s) top = std::max(top, partial_at(in.plan, in.args.workspace, items[s]).m[id]);
+    std::fill_n(o, D, 0.0f);
+    for (int s = 0; s < item.num_splits; ++s) {
+      const State part = partial_at(in.plan, in.args.workspace, items[s]);
+      if (part.l[id] == 0) continue;
+      const float weight = std::exp2(part.m[id] - top);
+      l += weight * part.l[id];
+      for (int c = 0; c < D; ++c) o[c] += weight * part.o[id * D + c];
+    }
+    const int64_t row = (in.batch.q_begin(item.seq) + item.q_begin + id / G) * g.heads() + item.group * G + id % G;
+    store_row(*in.args.o_THD, row, D, o, l == 0 ? 0.0f : 1.0f / l);
+    if (in.args.lse_TH != nullptr) in.args.lse_TH[row] = natural_lse(top, l);
+  }
+}
+
+// --------------------------------------------------------------------------------------------------- plan
+
+int num_splits(const AttendPlan& plan, int64_t q_len, int64_t k_len) {
+  if (q_len > kDecodeQueries) return 1;
+  const MsaGeometry& g = plan.geometry;
+  const AttendSupport& support = plan.options.support;
+  const auto cut = [](int64_t units, int64_t per_split) {
+    return static_cast<int>(std::clamp<int64_t>((units + per_split - 1) / per_split, 1, kMaxSplits));
+  };
+  const auto tiles = [](int64_t keys) { return (keys + kMsaTileKeys - 1) / kMsaTileKeys; };
+  switch (support.kind) {
+    case Kind::kBlocks: return cut(std::min<int64_t>(g.topk, (k_len + g.block - 1) / g.block), kBlocksPerSplit);
+    case Kind::kFull: return cut(tiles(k_len), kTilesPerSplit);
+    case Kind::kWindow: return cut(tiles(std::min(k_len, support.window + support.sink)), kTilesPerSplit);
+    case Kind::kTokens: return cut(tiles(std::min(k_len, support.budget)), kTilesPerSplit);
+  }
+  return 1;
+}
+
+// Query rows of a chunk: many where blocks are many, so that rows share them; fewer where threads would idle. Does not
+// show in the results.
+int chunk_size(const AttendPlan& plan, const MsaBatch& batch) {
+  int64_t max_blocks = 0, max_q_len = 1;
+  for (int n = 0; n < batch.num_seqs; ++n) {
+    max_blocks = std::max(max_blocks, batch.k_len(n) / plan.geometry.block);
+    max_q_len = std::max(max_q_len, batch.q_len(n));
+  }
+  int64_t chunk = plan.options.support.kind == Kind::kBlocks
+                      ? std::clamp<int64_t>(max_blocks, 4 * kMinChunk, kMaxSparseChunk) : kDenseChunk;
+  const auto num_items = [&](int64_t size) {
+    int64_t count = 0;
+    for (int n = 0; n < batch.num_seqs; ++n) count += (batch.q_len(n) + size - 1) / size * plan.geometry.groups;
+    return count;
+  };
+  while (chunk > kMinChunk && num_items(chunk) < int64_t{kItemsPerThread} * plan.num_threads) chunk /= 2;
+  const int64_t max_rows = std::max(kMaxChunkRows / plan.geometry.heads_per_group, 1);
+  return static_cast<int>(std::min({std::max<int64_t>(chunk, kMinChunk), max_q_len, max_rows}));
+}
+
+}  // namespace
+
+void attend_cpu_plan(AttendPlan& plan, const MsaBatch& batch) {
+  const MsaGeometry& g = plan.geometry;
+  plan.num_threads = num_threads();
+  plan.chunk = chunk_size(plan, batch);
+  MsaCarver carver(nullptr);
+  for (int n = 0; n < batch.num_seqs; ++n) {
+    const int64_t q_len = batch.q_len(n);
+    const int splits = num_splits(plan, q_len, batch.k_len(n));
+    // Late chunks see more keys: they go first.
+    for (int64_t q = (q_len - 1) / plan.chunk * plan.chunk; q_len > 0 && q >= 0; q -= plan.chunk) {
+      for (int r = 0; r < g.groups; ++r) {
+        for (int s = 0; s < splits; ++s) {
+          AttendItem item{n, r, static_cast<int32_t>(q), static_cast<int32_t>(std::min(q + plan.chunk, q_len)), s, splits, -1};
+          if (splits > 1) {
+            item.partial_begin = carver.bytes();
+            take_state(carver, int64_t{item.q_end - item.q_begin} * g.heads_per_group, g.head_dim);
+          }
+          plan.items.push_back(item);
+        }
+      }
+    }
+  }
+  plan.scratch_begin = carver.bytes();
+  for (int t = 0; t < plan.num_threads; ++t) take_scratch(carver, plan);
+  plan.workspace_bytes = carver.bytes();
+}
+
+void attend_cpu(const AttendPlan& plan, const MsaBatch& batch, const AttendCpuArgs& args) {
+  const MsaGeometry& g = plan.geometry;
+  const bool bf16_dot = plan.options.compute == MsaCompute::kBF16 && args.q_THD->dtype() == DType::kBF16 &&
+                        args.k->dtype() == DType::kBF16;
+  const Inputs in = {plan, batch, args, MsaKeys("k", batch, *args.k, g.block, g.groups, g.head_dim),
+                     MsaKeys("v", batch, *args.v, g.block, g.groups, g.head_dim), msa_kernels(bf16_dot)};
+  const auto scratch_of = [&](int worker) {
+    MsaCarver carver(static_cast<char*>(args.workspace) + plan.scratch_begin);
+    for (int t = 0; t < worker; ++t) take_scratch(carver, plan);
+    return take_scratch(carver, plan);
+  };
+  const int64_t num_items = static_cast<int64_t>(plan.items.size());
+  msa_for_each_item(num_items, plan.num_threads, [&](int64_t i, int worker) {
+    const AttendItem& item = plan.items[i];
+    Chunk chunk(in, item, scratch_of(worker));
+    chunk.run();
+    if (item.num_splits > 1) {
+      chunk.save_partial(partial_at(plan, args.workspace, item));
+    } else {
+      chunk.write();
+    }
+  });
+  msa_for_each_item(num_items, plan.num_threads, [&](int64_t i, int worker) {
+    const AttendItem& item = plan.items[i];
+    if (item.num_splits > 1 && item.split == 0) merge_splits(in, &item, scratch_of(worker).state.o);
+  });
+}
+
+}  // namespace m3
