@@ -174,10 +174,28 @@ JsonValue JsonValue::object() {
   return v;
 }
 
+namespace {
+
+bool parse_with(JsonBuilder& builder, std::string_view text) {
+  if (text.starts_with("\xEF\xBB\xBF")) {  // the library would skip it
+    builder.error = "at byte 0: a byte order mark";
+    return false;
+  }
+  return nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
+}
+
+}  // namespace
+
 JsonValue JsonValue::parse(std::string_view text, std::string_view name, int max_depth) {
   JsonBuilder builder(max_depth);
-  const bool ok = nlohmann::json::sax_parse(text.begin(), text.end(), &builder);
+  const bool ok = parse_with(builder, text);
   M3_CHECK(ok, "{}: not valid JSON {}", name, builder.error);
+  return std::move(builder.root);
+}
+
+std::optional<JsonValue> JsonValue::try_parse(std::string_view text, int max_depth) {
+  JsonBuilder builder(max_depth);
+  if (!parse_with(builder, text)) return std::nullopt;
   return std::move(builder.root);
 }
 
@@ -206,6 +224,11 @@ JsonValue& JsonValue::set(std::string_view key, JsonValue value) {
   keys_.emplace_back(key);
   items_.push_back(std::move(value));
   return items_.back();
+}
+
+void JsonValue::append_member(std::string key, JsonValue value) {
+  keys_.push_back(std::move(key));
+  items_.push_back(std::move(value));
 }
 
 void json_escape(std::string_view text, std::string& out) {

@@ -3,6 +3,7 @@
 // Python prints them (1e5 is "100000.0"), because that is how they enter a prompt (model.md §15.2).
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,6 +28,7 @@ class JsonValue {
   // equal keys the last value stays, in the first one's place (Python). Throws Error that starts with
   // `name`, says "JSON" and the byte offset.
   static JsonValue parse(std::string_view text, std::string_view name, int max_depth = 512);
+  static std::optional<JsonValue> try_parse(std::string_view text, int max_depth = 512);
 
   Kind kind() const { return kind_; }
   const char* kind_name() const;  // "object"
@@ -48,6 +50,8 @@ class JsonValue {
 
   const JsonValue* find(std::string_view key) const;  // null pointer if absent or no object
   JsonValue& set(std::string_view key, JsonValue value);
+  void append_member(std::string key, JsonValue value);  // the key must be new
+  JsonValue& item(size_t index) { return items_[index]; }
   void push_back(JsonValue value) { items_.push_back(std::move(value)); }
 
   // Same kinds, keys in the same order, same numbers as Python prints them.

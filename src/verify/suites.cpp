@@ -7,6 +7,7 @@ const std::vector<Suite>& suites() {
   static const std::vector<Suite> list = {
       verify_rule,
       verify_tokenizer,
+      verify_chat,
       verify_model,
       verify_media,
   };
