@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <string_view>
 #include <utility>
 
 #include "base/progress.h"
@@ -102,5 +104,22 @@ int64_t peak_resident_bytes() {
   getrusage(RUSAGE_SELF, &usage);
   return usage.ru_maxrss * int64_t{1024};
 }
+
+namespace {
+
+// The number of kilobytes in the line "KEY:  N kB" of a file of /proc.
+int64_t proc_bytes(const char* path, std::string_view key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(key)) return std::stoll(line.substr(key.size())) * 1024;
+  }
+  M3_FAIL("{} has no line {}", path, key);
+}
+
+}  // namespace
+
+int64_t resident_bytes() { return proc_bytes("/proc/self/status", "VmRSS:"); }
+
+int64_t available_memory_bytes() { return proc_bytes("/proc/meminfo", "MemAvailable:"); }
 
 }  // namespace m3

@@ -79,6 +79,8 @@ class ArenaScope {
   int64_t mark_;
 };
 
-int64_t peak_resident_bytes();  // of this process (VmHWM)
+int64_t peak_resident_bytes();     // of this process (VmHWM)
+int64_t resident_bytes();          // of this process, now
+int64_t available_memory_bytes();  // that a process of this machine can still take (MemAvailable)
 
 }  // namespace m3

@@ -71,6 +71,17 @@ TEST(MemoryPlan, adds_up) {
   EXPECT_NE(plan.str().find("total                                 4.0 MiB"), std::string::npos) << plan.str();
 }
 
+TEST(Memory, resident_bytes_grow_with_touched_memory_only) {
+  const int64_t before = resident_bytes();
+  Arena arena("test", int64_t{1} << 30);
+  EXPECT_LT(resident_bytes(), before + (8 << 20));
+  auto* bytes = static_cast<char*>(arena.alloc_bytes("touched", 64 << 20));
+  for (int64_t i = 0; i < 64 << 20; i += 4096) bytes[i] = 1;
+  EXPECT_GE(resident_bytes(), before + (60 << 20));
+  EXPECT_GE(peak_resident_bytes(), before + (60 << 20));
+  EXPECT_GT(available_memory_bytes(), 0);
+}
+
 TEST(Device, a_machine_without_a_gpu_says_why) {
   if (num_cuda_devices() > 0) GTEST_SKIP() << "there is a GPU";
   EXPECT_FALSE(cuda_unavailable_reason().empty());

@@ -1,0 +1,56 @@
+#include "engine/session.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/log.h"
+
+namespace m3 {
+
+namespace {
+
+ModelOptions model_options(const SessionOptions& options) {
+  ModelOptions model;
+  model.decoder.dtype = options.dtype;
+  model.decoder.attention = options.attention;
+  model.step.max_tokens = options.max_step_tokens;
+  model.step.max_sequences = options.max_requests;
+  model.step.max_logit_rows = options.max_requests;
+  model.step.max_sequence_tokens = options.longest_sequence > 0 ? options.longest_sequence : options.context_tokens;
+  model.max_vision_patches = options.max_vision_patches;
+  return model;
+}
+
+}  // namespace
+
+Session::Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const SessionOptions& options) {
+  const TextConfig& text = checkpoint.config().text;
+  const int64_t already_resident = resident_bytes();
+  model_ = std::make_unique<Model>(checkpoint, model_options(options));
+  const int64_t num_pages = (options.context_tokens + text.block_size - 1) / text.block_size;
+  const int64_t cache_bytes = KvCache::bytes(text, num_pages, options.dtype, uses_index(options.attention));
+
+  model_->add_to_plan(plan_);
+  plan_.add("KV cache", cache_bytes);
+  plan_.add("program and input", already_resident);
+  const int64_t wanted = plan_.total_bytes() - model_->weight_bytes() - already_resident;
+  const int64_t available = available_memory_bytes();
+  M3_CHECK(wanted <= available,
+           "cache and activations need {}, {} of memory are free: about {} tokens of context fit (asked for {})",
+           format_bytes(static_cast<double>(wanted)), format_bytes(static_cast<double>(available)),
+           std::max<int64_t>(0, (available - (wanted - cache_bytes)) / (cache_bytes / num_pages) * text.block_size),
+           options.context_tokens);
+
+  const auto start = std::chrono::steady_clock::now();
+  if (model_->weight_bytes() <= available - wanted) {
+    Progress progress("loading", model_->weight_bytes(), "bytes", options.progress);
+    model_->load([&](int64_t done) { progress.update(done); });
+  } else {
+    log_warn("weights of {} do not fit the free memory: they will be read from disk again and again",
+             format_bytes(static_cast<double>(model_->weight_bytes())));
+  }
+  load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  engine_ = std::make_unique<Engine>(*model_, tokenizer, EngineOptions{options.context_tokens, options.max_step_tokens});
+}
+
+}  // namespace m3

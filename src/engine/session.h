@@ -1,0 +1,43 @@
+// A model opened for generation: memory planned and checked, weights loaded, an engine ready. m3 run, m3 serve
+// and m3 bench start here.
+#pragma once
+#include <memory>
+
+#include "base/progress.h"
+#include "engine/engine.h"
+
+namespace m3 {
+
+struct SessionOptions {
+  DType dtype = DType::kBF16;
+  AttentionMode attention = AttentionMode::kMsa;
+  int64_t context_tokens = 0;     // of the cache: prompt and answer of all requests together
+  int64_t longest_sequence = 0;   // 0: context_tokens
+  int64_t max_step_tokens = kDefaultStepTokens;
+  int64_t max_requests = 1;       // that run together
+  int64_t max_vision_patches = 0; // of one pass; 0: no media
+  Progress::Mode progress = Progress::Mode::kAuto;
+
+  static constexpr int64_t kDefaultStepTokens = 512;
+};
+
+class Session {
+ public:
+  // Checkpoint and tokenizer must outlive the session. Throws, naming needed and available bytes, if cache
+  // and activations do not fit the free memory of the machine.
+  Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const SessionOptions& options);
+
+  Model& model() { return *model_; }
+  Engine& engine() { return *engine_; }
+  // Resident memory at the worst: weights, cache, activations, and what the process held before.
+  const MemoryPlan& plan() const { return plan_; }
+  double load_seconds() const { return load_seconds_; }
+
+ private:
+  MemoryPlan plan_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Engine> engine_;
+  double load_seconds_ = 0;
+};
+
+}  // namespace m3
