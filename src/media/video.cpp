@@ -212,7 +212,7 @@ void VideoReader::Impl::open() {
   M3_CHECK(packet != nullptr && frame != nullptr && ahead != nullptr, "video: out of memory");
   open_container();
   open_decoder();
-  log.num_demuxer_errors = 0;  // what the headers brought up does not concern the frames
+  log = {};  // what the headers brought up does not concern the frames
   first_is_ahead = decode(ahead);
   M3_CHECK(first_is_ahead, "{}: no frame in the video stream", media_kind_name(kind));
   height = ahead->height;
@@ -274,9 +274,10 @@ void VideoReader::Impl::open_decoder() {
   decoder->pkt_timebase = stream->time_base;
   decoder->max_pixels = limits.max_pixels;
   decoder->err_recognition = AV_EF_EXPLODE | AV_EF_CRCCHECK | AV_EF_BITSTREAM | AV_EF_BUFFER;
-  decoder->error_concealment = 0;
+  // Concealment stays on: its bookkeeping is what marks a damaged frame, and a marked frame is refused.
   decoder->flags |= AV_CODEC_FLAG_OUTPUT_CORRUPT;  // to be seen and refused here, not dropped
-  decoder->thread_count = 1;                       // errors stay in order and on this thread
+  // Errors and marks stay with their frame; FFmpeg 5's frame threads can hand out a frame before it is marked.
+  decoder->thread_count = 1;
   const int opened = avcodec_open2(decoder, codec, nullptr);
   if (opened < 0) damaged("the decoder cannot be started", opened);
 }
