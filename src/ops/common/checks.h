@@ -24,6 +24,9 @@ inline void check_float(const char* name, const Tensor& t, const Shape& want) {
   check_float(name, t);
 }
 
+inline void round_to(float value, float* out) { *out = value; }
+inline void round_to(float value, bf16* out) { *out = bf16(value); }
+
 // Calls f with the elements as const float* or const bf16* (mutable_float: without const).
 template <typename F>
 void with_float(const Tensor& t, F&& f) {

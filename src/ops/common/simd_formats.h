@@ -26,6 +26,24 @@ M3_SIMD_INLINE void narrow(float x, uint16_t* out) {  // to nearest, ties to eve
   *out = static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16 | 0x40) : rounded);
 }
 
+// Calls f with the elements as const float* or as const uint16_t* (bf16 bits).
+template <typename F>
+M3_SIMD_INLINE void with_elements(const void* p, bool is_bf16, F&& f) {
+  if (is_bf16) {
+    f(static_cast<const uint16_t*>(p));
+  } else {
+    f(static_cast<const float*>(p));
+  }
+}
+template <typename F>
+M3_SIMD_INLINE void with_mutable_elements(void* p, bool is_bf16, F&& f) {
+  if (is_bf16) {
+    f(static_cast<uint16_t*>(p));
+  } else {
+    f(static_cast<float*>(p));
+  }
+}
+
 M3_SIMD_INLINE Simd::Vec load_wide(const float* p) { return Simd::load(p); }
 M3_SIMD_INLINE Simd::Vec load_wide(const uint16_t* p) {
   return Simd::as_floats(Simd::shift_left_16(Simd::load_halves(p)));
@@ -112,6 +130,14 @@ M3_SIMD_INLINE void add_lane_sums(float* dst, const Simd::Vec* r) {
 }
 
 #endif
+
+// 1 / (1 + e^-x); NaN stays NaN.
+M3_SIMD_INLINE Simd::Vec sigmoid_lanes(Simd::Vec x) {
+  using V = Simd;
+  V::Vec power = V::mul(x, V::set1(-1.44269504f));
+  power = V::select(V::less(V::set1(126.0f), power), V::set1(126.0f), power);  // below, the result is 0 to fp32
+  return V::set1(1.0f) / V::add(V::set1(1.0f), exp2_lanes(power));
+}
 
 }  // namespace
 }  // namespace m3

@@ -1,0 +1,9 @@
+#include "ops/rmsnorm/rmsnorm_impl.h"
+
+namespace m3 {
+
+void rmsnorm_avx2(const RmsnormParams& params, int64_t row_begin, int64_t row_end) {
+  rmsnorm_rows(params, row_begin, row_end);
+}
+
+}  // namespace m3

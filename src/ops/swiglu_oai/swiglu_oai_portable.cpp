@@ -1,0 +1,7 @@
+#include "ops/swiglu_oai/swiglu_oai_impl.h"
+
+namespace m3 {
+
+void swiglu_oai_portable(const SwigluOaiParams& params, int64_t begin, int64_t end) { swiglu_range(params, begin, end); }
+
+}  // namespace m3
