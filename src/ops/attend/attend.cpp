@@ -1,6 +1,7 @@
 #include "ops/attend/attend.h"
 
 #include "ops/attend/attend_cpu.h"
+#include "ops/attend/attend_cuda.h"
 #include "ops/common/msa_keys.h"
 
 namespace m3 {
@@ -23,7 +24,13 @@ AttendPlan attend_plan(const MsaGeometry& geometry, const MsaBatch& batch, const
   geometry.check();
   check_support(options.support);
   AttendPlan plan{.geometry = geometry, .options = options, .device = device, .num_queries = batch.num_queries};
-  M3_CHECK(device.is_cpu(), "attend has no implementation for {}", device.str());
+  if (!device.is_cpu()) {
+    M3_CHECK(batch.num_queries == 0 || (batch.max_q_len > 0 && batch.max_k_len >= 0),
+             "attend on {}: the batch must carry max_q_len and max_k_len, got {} and {}", device.str(), batch.max_q_len,
+             batch.max_k_len);
+    plan.workspace_bytes = attend_cuda_workspace_bytes(geometry, batch, options.support);
+    return plan;
+  }
   batch.check(geometry.block);
   attend_cpu_plan(plan, batch);
   return plan;
@@ -54,6 +61,34 @@ void attend(const AttendPlan& plan, const MsaBatch& batch, const Tensor& q_THD, 
   M3_CHECK(workspace != nullptr || plan.workspace_bytes == 0, "attend: workspace absent, want {} bytes",
            plan.workspace_bytes);
   if (T == 0) return;
+  if (!plan.device.is_cpu()) {
+    for (const auto& [name, tensor] : {std::pair{"k", &k}, std::pair{"v", &v}}) {
+      msa_check_float(name, *tensor);
+      const bool paged = batch.layout == KvLayout::kPaged;
+      msa_check_tensor(name, *tensor,
+                       paged ? Shape{k.dim(0), g.groups, g.block, g.head_dim} : Shape{k.dim(0), g.groups, g.head_dim},
+                       plan.device);
+    }
+    M3_CHECK(attend_cuda_workspace_bytes(g, batch, support) <= plan.workspace_bytes,
+             "attend: the batch's bounds exceed those the plan was made for");
+    const AttendPath path = attend_cuda_path(g, batch, support, q_THD.dtype(), k.dtype(), o_THD.dtype());
+    attend_cuda({.geometry = g,
+                 .batch = batch,
+                 .support = support,
+                 .query_dtype = q_THD.dtype(),
+                 .kv_dtype = k.dtype(),
+                 .out_dtype = o_THD.dtype(),
+                 .q_THD = q_THD.data(),
+                 .k = k.data(),
+                 .v = v.data(),
+                 .num_pages = k.dim(0),
+                 .lists = has_lists ? static_cast<const int32_t*>(lists.data()) : nullptr,
+                 .o_THD = o_THD.data(),
+                 .lse_TH = lse_TH.defined() ? static_cast<float*>(lse_TH.data()) : nullptr,
+                 .workspace = workspace},
+                path, stream);
+    return;
+  }
   attend_cpu(plan, batch,
              {.q_THD = &q_THD,
               .k = &k,

@@ -24,12 +24,14 @@ enum class AttendPath : uint8_t {
   kGeneral,  // any geometry, f32 or bf16, every support
   kTile,     // wgmma, query-outer: 8 queries share a ring of the blocks any of them wants; kBlocks, kFull
   kHybrid,   // wgmma: blocks that few neighbours share go through a block-outer pass first; kBlocks
+  kDecode,   // paged, up to 16 query rows per sequence (attend_decode.h); kBlocks, kFull
 };
 const char* attend_path_name(AttendPath path);
 AttendPath attend_cuda_path(const MsaGeometry& geometry, const MsaBatch& batch, const AttendSupport& support,
-                            DType query_dtype, DType kv_dtype);
+                            DType query_dtype, DType kv_dtype, DType out_dtype);
 
-int64_t attend_cuda_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch, AttendPath path);
+// Enough for every path of these sizes.
+int64_t attend_cuda_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch, const AttendSupport& support);
 
 void attend_cuda(const AttendCudaArgs& args, AttendPath path, Stream stream);
 

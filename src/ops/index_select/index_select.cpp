@@ -2,6 +2,7 @@
 
 #include "ops/common/msa_keys.h"
 #include "ops/index_select/index_select_cpu.h"
+#include "ops/index_select/index_select_cuda.h"
 
 namespace m3 {
 
@@ -10,7 +11,13 @@ IndexSelectPlan index_select_plan(const MsaGeometry& geometry, const MsaBatch& b
   geometry.check();
   M3_CHECK(geometry.index_dim > 0, "index_select needs an index branch: index_dim is {}", geometry.index_dim);
   IndexSelectPlan plan{.geometry = geometry, .options = options, .device = device, .num_queries = batch.num_queries};
-  M3_CHECK(device.is_cpu(), "index_select has no implementation for {}", device.str());
+  if (!device.is_cpu()) {
+    M3_CHECK(batch.num_queries == 0 || (batch.max_q_len > 0 && batch.max_k_len >= 0),
+             "index_select on {}: the batch must carry max_q_len and max_k_len, got {} and {}", device.str(),
+             batch.max_q_len, batch.max_k_len);
+    plan.workspace_bytes = index_select_cuda_workspace_bytes(geometry, batch);
+    return plan;
+  }
   batch.check(geometry.block);
   index_select_cpu_plan(plan, batch);
   return plan;
@@ -34,6 +41,29 @@ void index_select(const IndexSelectPlan& plan, const MsaBatch& batch, const Tens
   M3_CHECK(workspace != nullptr || plan.workspace_bytes == 0, "index_select: workspace absent, want {} bytes",
            plan.workspace_bytes);
   if (plan.num_queries == 0) return;
+  if (!plan.device.is_cpu()) {
+    msa_check_float("ki", ki);
+    M3_CHECK(ki.device() == plan.device && ki.dim(ki.rank() - 1) == g.index_dim, "ki {} on {}: want [.., {}] on {}",
+             ki.shape().str(), ki.device().str(), g.index_dim, plan.device.str());
+    M3_CHECK(batch.layout == KvLayout::kPacked || (ki.rank() == 3 && ki.dim(1) == g.block),
+             "ki {}: a paged cache is [P, {}, {}], its page is the block", ki.shape().str(), g.block, g.index_dim);
+    M3_CHECK(index_select_cuda_workspace_bytes(g, batch) <= plan.workspace_bytes,
+             "index_select: the batch's bounds exceed those the plan was made for");
+    const IndexSelectPath path = index_select_cuda_path(g, batch, plan.options, qi_TRX.dtype(), ki.dtype());
+    index_select_cuda({.geometry = g,
+                       .batch = batch,
+                       .options = plan.options,
+                       .query_dtype = qi_TRX.dtype(),
+                       .key_dtype = ki.dtype(),
+                       .qi_TRX = qi_TRX.data(),
+                       .ki = ki.data(),
+                       .num_pages = ki.dim(0),
+                       .ids_RTK = static_cast<int32_t*>(ids_RTK.data()),
+                       .sel_scores_RTK = plan.options.sel_scores ? static_cast<float*>(sel_scores_RTK.data()) : nullptr,
+                       .workspace = workspace},
+                      path, stream);
+    return;
+  }
   index_select_cpu(plan, batch,
                    {.qi_TRX = qi_TRX.data(),
                     .qi_dtype = qi_TRX.dtype(),
