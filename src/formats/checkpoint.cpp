@@ -22,6 +22,13 @@ bool is_mtp(std::string_view name) {
   return name.starts_with("mtp.") || name.find(".mtp.") != std::string_view::npos;
 }
 
+bool is_vision_name(std::string_view name) {  // in every form
+  for (const char* part : {"vision_tower.", "multi_modal_projector.", "patch_merge_mlp."}) {
+    if (name.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
 std::string describe(const SafetensorsEntry& entry) { return entry.stored_dtype + " " + entry.shape.str(); }
 
 // ModelOpt's exports describe their formats here; config.json may be silent about them.
@@ -269,7 +276,7 @@ class CheckpointReader {
     const char* advice = "config.json does not ask for it: do they belong to the same checkpoint?";
     if (name.find("_scale") != std::string::npos) {
       advice = "no 8-bit matrix uses these scales: the matrix was renamed, or stored in another format";
-    } else if (!out_.config_.vision && name.find("vision") != std::string::npos) {
+    } else if (!out_.config_.vision && is_vision_name(name)) {
       advice = "config.json has no vision_config";
     }
     M3_FAIL("{}: {} tensors that the model does not have, first '{}' ({}); {}", file_of(*first.second), count, name,

@@ -165,6 +165,8 @@ TextConfig parse_text(JsonFields& text, ModelConfig& model) {
   out.swiglu_alpha = static_cast<float>(text.number("swiglu_alpha", 1e-3, 1e3).value_or(1.702));
   out.swiglu_limit = static_cast<float>(text.number("swiglu_limit", 1e-3, 1e6).value_or(7.0));
   out.swiglu_beta = static_cast<float>(text.number("swiglu_beta", -1e3, 1e3).value_or(1.0));
+  parse_sparse_attention(text, out, model.ignored_keys);
+  parse_experts(text, out);
   // transformers writes "silu" into the configs that it saves and means the clamped form all the same.
   const bool new_spelling = text.has("layer_types") && !text.has("sparse_attention_config");
   if (new_spelling) {
@@ -172,8 +174,6 @@ TextConfig parse_text(JsonFields& text, ModelConfig& model) {
   } else {
     text.only("hidden_act", {"swigluoai"});
   }
-  parse_sparse_attention(text, out, model.ignored_keys);
-  parse_experts(text, out);
 
   text.only("use_gemma_norm", true);
   text.only("use_qk_norm", true);
