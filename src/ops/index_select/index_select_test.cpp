@@ -3,22 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <set>
-
-#include "base/cpu_features.h"
 #include "base/threads.h"
 #include "ops/common/msa_test_data.h"
+#include "ops/index_select/index_select_expect.h"
+#include "ops/common/testing.h"
 
 namespace m3 {
 namespace {
 
 using namespace msa_test;
-
-struct Selection {
-  std::vector<int32_t> ids;   // [R, T, K]
-  std::vector<float> scores;  // the same, or empty
-  bool operator==(const Selection&) const = default;
-};
 
 // Outputs are poisoned first, so that an element nobody writes shows (T41).
 template <typename Run>
@@ -48,103 +41,13 @@ Selection select_ref(const Data& d, const IndexSelectOptions& options = {}) {
   });
 }
 
-std::vector<CpuIsa> isas() {
-  std::vector<CpuIsa> list;
-  for (CpuIsa isa : {CpuIsa::kPortable, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
-    if (isa <= cpu_isa_detected()) list.push_back(isa);
-  }
-  return list;
-}
-
-// M of every block of a row, in fp64.
-std::vector<double> block_scores(const Data& d, int n, int64_t i, int r, double* norm_product) {
-  const int64_t p = d.seq_lens[n] - (d.cu_q[n + 1] - d.cu_q[n]) + i, t = d.cu_q[n] + i;
-  std::vector<double> best(p / d.g.block + 1, -INFINITY);
-  double q_norm = 0, k_norm = 0;
-  for (int c = 0; c < d.g.index_dim; ++c) q_norm += std::pow(d.qi.get((t * d.g.groups + r) * d.g.index_dim + c), 2);
-  for (int64_t j = 0; j <= p; ++j) {
-    double z = 0, norm = 0;
-    for (int c = 0; c < d.g.index_dim; ++c) {
-      const double x = d.ki.get((d.cu_k[n] + j) * d.g.index_dim + c);
-      z += x * d.qi.get((t * d.g.groups + r) * d.g.index_dim + c);
-      norm += x * x;
-    }
-    k_norm = std::max(k_norm, norm);
-    if (!std::isnan(z)) best[j / d.g.block] = std::max(best[j / d.g.block], z);
-  }
-  *norm_product = std::sqrt(q_norm * k_norm);
-  return best;
-}
-
-// Ids equal the reference's, or differ only inside the near-tie band of msa.md §14. Returns how many rows differ.
-int expect_same_ids(const Data& d, const Selection& got, const Selection& want, const std::string& what) {
-  int num_different = 0;
-  const int K = d.g.topk;
-  for (int n = 0; n < d.num_seqs(); ++n) {
-    for (int64_t i = 0; i < d.cu_q[n + 1] - d.cu_q[n]; ++i) {
-      for (int r = 0; r < d.g.groups; ++r) {
-        const int64_t at = (r * d.T() + d.cu_q[n] + i) * K;
-        const std::vector<int32_t> a(&got.ids[at], &got.ids[at] + K), b(&want.ids[at], &want.ids[at] + K);
-        if (a == b) continue;
-        ++num_different;
-        double norms;
-        const std::vector<double> M = block_scores(d, n, i, r, &norms);
-        const double tau = 3e-5 * norms;
-        const int64_t own = static_cast<int64_t>(M.size()) - 1;
-        const std::set<int32_t> chosen(a.begin(), a.end());
-        double last = INFINITY;
-        for (int32_t id : b) {
-          if (id >= 0 && id >= d.g.init && id <= own - d.g.local) last = std::min(last, M[id]);
-        }
-        for (int64_t id = d.g.init; id <= own - d.g.local; ++id) {
-          const bool is_chosen = chosen.count(static_cast<int32_t>(id)) > 0;
-          EXPECT_TRUE(is_chosen ? M[id] >= last - tau : M[id] <= last + tau)
-              << what << " seed " << d.seed << ": sequence " << n << " row " << i << " group " << r << " block " << id
-              << " score " << M[id] << " last chosen " << last << " band " << tau;
-        }
-      }
-    }
-  }
-  return num_different;
-}
-
-// The list rules that hold whatever the scores are (msa.md §3).
-void expect_well_formed(const Data& d, const Selection& s) {
-  const int K = d.g.topk;
-  for (int n = 0; n < d.num_seqs(); ++n) {
-    const int64_t first = d.seq_lens[n] - (d.cu_q[n + 1] - d.cu_q[n]);
-    for (int64_t t = d.cu_q[n]; t < d.cu_q[n + 1]; ++t) {
-      const int64_t p = first + t - d.cu_q[n];
-      const int64_t own = p < 0 ? -1 : p / d.g.block;
-      for (int r = 0; r < d.g.groups; ++r) {
-        const int32_t* ids = &s.ids[(r * d.T() + t) * K];
-        const int64_t num = std::min<int64_t>(K, own + 1);
-        for (int slot = 0; slot < K; ++slot) {
-          if (slot >= num) {
-            ASSERT_EQ(ids[slot], -1) << "row " << t << " group " << r << " slot " << slot;
-          } else {
-            ASSERT_TRUE(ids[slot] >= 0 && ids[slot] <= own && (slot == 0 || ids[slot] > ids[slot - 1]))
-                << "row " << t << " group " << r << " slot " << slot << " id " << ids[slot];
-          }
-        }
-        if (num > 0 && d.g.local > 0) {
-          ASSERT_EQ(ids[num - 1], own) << "row " << t << " group " << r;
-        }
-      }
-    }
-  }
-}
-
 MsaGeometry small(int topk = 4) {
   return {.groups = 2, .heads_per_group = 2, .head_dim = 16, .index_dim = 32, .block = 16, .topk = topk};
 }
 
-class IndexSelect : public testing::Test {
+class IndexSelect : public ::testing::Test {
  protected:
-  void TearDown() override {
-    cpu_isa_override(cpu_isa_detected());
-    set_num_threads(0);
-  }
+  void TearDown() override { set_num_threads(0); }
 };
 
 TEST_F(IndexSelect, equals_reference_over_geometries_types_layouts_and_instruction_sets) {
@@ -167,14 +70,13 @@ TEST_F(IndexSelect, equals_reference_over_geometries_types_layouts_and_instructi
       const Data d = make_data(g, {{many, many}, {1, many + 1}, {3, g.block + 1}, {0, 7}, {g.block, g.block}}, dtype, seed++);
       const Selection want = select_ref(d);
       expect_well_formed(d, want);
-      for (CpuIsa isa : isas()) {
-        cpu_isa_override(isa);
+      testing::for_each_isa([&] {
         const Selection packed = select(d, d.packed());
-        num_different += expect_same_ids(d, packed, want, std::string(cpu_isa_name(isa)) + " " + dtype_name(dtype));
+        num_different += expect_same_ids(d, packed, want, std::string(cpu_isa_name(cpu_isa())) + " " + dtype_name(dtype));
         num_rows += d.T() * g.groups;
         expect_well_formed(d, packed);
         EXPECT_EQ(packed, select(d, d.paged())) << "T24, T31: layout or physical order shows; seed " << d.seed;
-      }
+      });
     }
   }
   // Near-ties are the exception: fp32 sums of unit-variance data swap blocks in far fewer than 1 of 1000 rows.
@@ -247,11 +149,10 @@ TEST_F(IndexSelect, T03_lengths_around_borders_in_one_batch) {
   g.head_dim = 1;  // unused here
   const Data d = make_data(g, lengths, DType::kBF16, 4);
   const Selection want = select_ref(d);
-  for (CpuIsa isa : isas()) {
-    cpu_isa_override(isa);
+  testing::for_each_isa([&] {
     expect_same_ids(d, select(d, d.packed()), want, "T03");
     expect_same_ids(d, select(d, d.paged()), want, "T03 paged");
-  }
+  });
 }
 
 TEST_F(IndexSelect, T04_T05_own_block_is_forced_at_its_first_and_last_token) {
@@ -286,10 +187,9 @@ TEST_F(IndexSelect, T08_future_key_of_the_own_block_does_not_count_without_force
   g.local = 0;
   Data d = make_data(g, {{100, 100}}, DType::kF32, 8);
   for (int c = 0; c < 32; ++c) d.ki.set(95 * 32 + c, 1e6f * d.qi.get((90 * 2) * 32 + c));  // row 90 must not see key 95
-  for (CpuIsa isa : isas()) {
-    cpu_isa_override(isa);
-    EXPECT_EQ(select(d, d.packed()), select_ref(d)) << cpu_isa_name(isa);
-  }
+  testing::for_each_isa([&] {
+    EXPECT_EQ(select(d, d.packed()), select_ref(d)) << cpu_isa_name(cpu_isa());
+  });
 }
 
 TEST_F(IndexSelect, T09_exact_ties_prefer_the_lower_id_and_zeros_of_both_signs_tie) {
@@ -299,18 +199,16 @@ TEST_F(IndexSelect, T09_exact_ties_prefer_the_lower_id_and_zeros_of_both_signs_t
     for (int64_t i = 0; i < d.T() * 64; ++i) d.qi.set(i, static_cast<float>(rng.below(3)) - 1);
     for (int64_t i = 0; i < d.S() * 32; ++i) d.ki.set(i, static_cast<float>(rng.below(3)) - 1);
     const Selection ties = select_ref(d);
-    for (CpuIsa isa : isas()) {
-      cpu_isa_override(isa);
-      EXPECT_EQ(select(d, d.packed()), ties) << cpu_isa_name(isa);
-    }
+    testing::for_each_isa([&] {
+      EXPECT_EQ(select(d, d.packed()), ties) << cpu_isa_name(cpu_isa());
+    });
     d.qi.fill(0.0f);
     for (int64_t i = 0; i < d.S() * 32; ++i) d.ki.set(i, rng.below(2) == 0 ? -1.0f : 1.0f);  // products +0 and -0
-    for (CpuIsa isa : isas()) {
-      cpu_isa_override(isa);
+    testing::for_each_isa([&] {
       const Selection zeros = select(d, d.packed());
-      for (int slot = 0; slot < 3; ++slot) EXPECT_EQ(zeros.ids[399 * 4 + slot], slot) << cpu_isa_name(isa);
-      EXPECT_EQ(zeros, select_ref(d)) << cpu_isa_name(isa);
-    }
+      for (int slot = 0; slot < 3; ++slot) EXPECT_EQ(zeros.ids[399 * 4 + slot], slot) << cpu_isa_name(cpu_isa());
+      EXPECT_EQ(zeros, select_ref(d)) << cpu_isa_name(cpu_isa());
+    });
   }
 }
 
@@ -322,19 +220,18 @@ TEST_F(IndexSelect, T10_nan_and_infinities_keep_lists_whole) {
   d.ki.set(100 * 32 + 7, kInf);
   d.ki.set(130 * 32 + 1, -kInf);
   d.qi.set((150 * 2) * 32 + 2, kNan);
-  for (CpuIsa isa : isas()) {
-    cpu_isa_override(isa);
+  testing::for_each_isa([&] {
     const Selection s = select(d, d.packed());
     expect_well_formed(d, s);
-    EXPECT_EQ(s, select_ref(d)) << cpu_isa_name(isa);
+    EXPECT_EQ(s, select_ref(d)) << cpu_isa_name(cpu_isa());
     for (float all : {kNan, -kInf, kInf}) {
       Data e = d;
       e.ki.fill(all);
       const Selection t = select(e, e.packed());
       expect_well_formed(e, t);
-      EXPECT_EQ(t, select_ref(e)) << cpu_isa_name(isa) << " all keys " << all;
+      EXPECT_EQ(t, select_ref(e)) << cpu_isa_name(cpu_isa()) << " all keys " << all;
     }
-  }
+  });
 }
 
 TEST_F(IndexSelect, T11_forced_blocks_stay_whatever_the_scores) {
@@ -344,13 +241,12 @@ TEST_F(IndexSelect, T11_forced_blocks_stay_whatever_the_scores) {
   for (int64_t i = 0; i < d.T() * 64; ++i) d.qi.set(i, d.qi.get(i) * 1e18f);
   for (int64_t i = 0; i < d.S() * 32; ++i) d.ki.set(i, d.ki.get(i) * 1e18f);
   for (int c = 0; c < 32; ++c) d.ki.set(40 * 32 + c, kInf);
-  for (CpuIsa isa : isas()) {
-    cpu_isa_override(isa);
+  testing::for_each_isa([&] {
     const Selection s = select(d, d.packed());
     expect_well_formed(d, s);
     for (int64_t t = 80; t < 180; ++t) EXPECT_EQ(s.ids[t * 4], 0) << "initial block of row " << t;
-    EXPECT_EQ(s, select_ref(d)) << cpu_isa_name(isa);
-  }
+    EXPECT_EQ(s, select_ref(d)) << cpu_isa_name(cpu_isa());
+  });
 }
 
 TEST_F(IndexSelect, T12_initial_and_local_blocks_overlap_near_the_start) {
