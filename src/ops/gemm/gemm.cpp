@@ -8,7 +8,7 @@
 #include "base/threads.h"
 #include "ops/common/checks.h"
 #include "ops/common/values.h"
-#include "ops/gemm/gemm_kernel.h"
+#include "ops/gemm/gemm_problem.h"
 
 namespace m3 {
 namespace {
@@ -42,26 +42,6 @@ void set_result(GemmProblem& p, const char* name, const Tensor& y, int64_t rows,
            dtype_name(y.dtype()));
 }
 
-GemmProblem forward_problem(const Tensor& x, const Weight& w, const Tensor& bias, const Tensor& y,
-                            const GemmOptions& options) {
-  GemmProblem p;
-  M3_CHECK(x.rank() == 2, "x_MK must be [M, K], got {}", x.shape().str());
-  p.a = x.data();
-  p.a_type = gemm_type("x_MK", x);
-  set_weight(p, w);
-  M3_CHECK(x.dim(1) == w.num_in(), "x_MK is {} but W_NK is {}: K differs", x.shape().str(), w.values.shape().str());
-  p.m = x.dim(0);
-  p.k = x.dim(1);
-  p.n = w.num_out();
-  if (bias.defined()) {
-    check_shape("bias_N", bias, {p.n});
-    p.bias = bias.data();
-    p.bias_type = gemm_type("bias_N", bias);
-  }
-  set_result(p, "y_MN", y, p.m, p.n, options);
-  return p;
-}
-
 // db[n] (+)= Σ_m dy[m, n], in fp32 with m ascending.
 void column_sums(const Tensor& dy, const Tensor& db, bool accumulate) {
   const int64_t M = dy.dim(0), N = dy.dim(1);
@@ -78,24 +58,46 @@ void column_sums(const Tensor& dy, const Tensor& db, bool accumulate) {
 
 }  // namespace
 
+GemmProblem gemm_problem(const Tensor& x_MK, const int32_t* x_rows, const Weight& w_NK, const Tensor& bias_N,
+                         const Tensor& y_MN, const GemmOptions& options) {
+  GemmProblem p;
+  M3_CHECK(x_MK.rank() == 2, "x_MK must be [M, K], got {}", x_MK.shape().str());
+  p.a = x_MK.data();
+  p.a_rows = x_rows;
+  p.a_type = gemm_type("x_MK", x_MK);
+  set_weight(p, w_NK);
+  M3_CHECK(x_MK.dim(1) == w_NK.num_in(), "x_MK is {} but W_NK is {}: K differs", x_MK.shape().str(),
+           w_NK.values.shape().str());
+  p.m = x_rows != nullptr ? y_MN.dim(0) : x_MK.dim(0);
+  p.k = x_MK.dim(1);
+  p.n = w_NK.num_out();
+  if (bias_N.defined()) {
+    check_shape("bias_N", bias_N, {p.n});
+    p.bias = bias_N.data();
+    p.bias_type = gemm_type("bias_N", bias_N);
+  }
+  set_result(p, "y_MN", y_MN, p.m, p.n, options);
+  return p;
+}
+
 void gemm_shared_input(const Tensor& x_MK, std::span<const GemmOutput> outputs, const GemmOptions& options,
-                       Arena& scratch, Stream) {
+                       Arena&, Stream) {
   std::vector<GemmProblem> problems;
   problems.reserve(outputs.size());
   for (const GemmOutput& out : outputs) {
-    problems.push_back(forward_problem(x_MK, out.w_NK, out.bias_N, out.y_MN, options));
+    problems.push_back(gemm_problem(x_MK, nullptr, out.w_NK, out.bias_N, out.y_MN, options));
   }
-  gemm_run(problems, scratch);
+  gemm_run(problems);
 }
 
 void gemm(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, const Tensor& y_MN, const GemmOptions& options,
-          Arena& scratch, Stream) {
-  const GemmProblem problem = forward_problem(x_MK, w_NK, bias_N, y_MN, options);
-  gemm_run({&problem, 1}, scratch);
+          Arena&, Stream) {
+  const GemmProblem problem = gemm_problem(x_MK, nullptr, w_NK, bias_N, y_MN, options);
+  gemm_run({&problem, 1});
 }
 
 void gemm_backward_x(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_MK, const GemmOptions& options,
-                     Arena& scratch, Stream) {
+                     Arena&, Stream) {
   GemmProblem p;
   set_weight(p, w_NK);
   M3_CHECK(p.b_type != GemmType::kE4m3, "W_NK {} is e4m3: MXFP8 weights are for inference, train from bf16 or f32",
@@ -109,11 +111,11 @@ void gemm_backward_x(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_M
   p.n = w_NK.num_in();
   p.k = w_NK.num_out();
   set_result(p, "dx_MK", dx_MK, p.m, p.n, options);
-  gemm_run({&p, 1}, scratch);
+  gemm_run({&p, 1});
 }
 
 void gemm_backward_w(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK, const Tensor& db_N,
-                     const GemmOptions& options, Arena& scratch, Stream) {
+                     const GemmOptions& options, Arena&, Stream) {
   M3_CHECK(dy_MN.rank() == 2 && x_MK.rank() == 2 && dy_MN.dim(0) == x_MK.dim(0),
            "dy_MN is {} but x_MK is {}: M differs", dy_MN.shape().str(), x_MK.shape().str());
   M3_CHECK(dw_NK.dtype() == DType::kF32, "dW_NK must be f32, got {}", dtype_name(dw_NK.dtype()));
@@ -128,12 +130,12 @@ void gemm_backward_w(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_N
   p.n = x_MK.dim(1);
   p.k = dy_MN.dim(0);
   set_result(p, "dW_NK", dw_NK, p.m, p.n, options);
-  gemm_run({&p, 1}, scratch);
+  gemm_run({&p, 1});
   if (!db_N.defined()) return;
   check_shape("db_N", db_N, {p.m});
   column_sums(dy_MN, db_N, options.accumulate);
 }
 
-int64_t gemm_scratch_bytes(int64_t, int64_t, int64_t k) { return gemm_run_scratch_bytes(k); }
+int64_t gemm_scratch_bytes(int64_t, int64_t, int64_t) { return 0; }  // the CPU packs on its threads' stacks
 
 }  // namespace m3

@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <span>
 
-#include "tensor/arena.h"
-
 namespace m3 {
 
 enum class GemmType : uint8_t { kF32, kBf16, kE4m3 };
@@ -27,9 +25,8 @@ struct GemmProblem {
 };
 
 // Computes the problems in one parallel region. Row m of c depends on row m of a only, bit for bit, whatever
-// the shapes of the list and the number of threads. Scratch: gemm_run_scratch_bytes.
-void gemm_run(std::span<const GemmProblem> problems, Arena& scratch);
-int64_t gemm_run_scratch_bytes(int64_t max_k);  // for problems that share one a; else as many times
+// the shapes of the list and the number of threads. No scratch: each thread packs into 0.5 MB of its stack.
+void gemm_run(std::span<const GemmProblem> problems);
 
 // ---- what follows is between gemm_run.cpp and the kernel files
 
@@ -45,10 +42,8 @@ inline constexpr int kGemmBlockX = 48;  // rows of a that are packed at a time: 
 struct GemmKernel {
   // c[m0:m1, n0:n1]
   void (*block)(const GemmProblem& problem, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
-  // For m <= kGemmMaxRowsM and nothing transposed: all rows of a in the form that `rows` reads.
-  void (*pack_rows)(const GemmProblem& problem, void* packed);
-  // c[:, n0:n1]; n0 is a multiple of 4.
-  void (*rows)(const GemmProblem& problem, const void* packed, int64_t n0, int64_t n1);
+  // c[:, n0:n1] for m <= kGemmMaxRowsM and nothing transposed; n0 is a multiple of 4.
+  void (*rows)(const GemmProblem& problem, int64_t n0, int64_t n1);
 };
 
 extern const GemmKernel kGemmPortable, kGemmAvx2, kGemmAvx512;

@@ -11,12 +11,11 @@ namespace {
 
 struct Piece {
   const GemmProblem* problem;
-  const void* packed_rows;  // not null: the few-rows path
+  bool few_rows;  // the path that does not pack
   int64_t m0, m1, n0, n1;
 };
 
-// A step never holds more than 32 elements (AVX-512 BF16).
-int64_t packed_rows_bytes(int64_t m, int64_t k) { return m * ((k + 31) / 32 * 32) * 4; }
+bool has_few_rows(const GemmProblem& p) { return p.m <= kGemmMaxRowsM && !p.a_transposed && !p.b_transposed; }
 
 const GemmKernel& kernel_for(const GemmProblem& p) {
   const CpuIsa isa = cpu_isa();
@@ -26,17 +25,17 @@ const GemmKernel& kernel_for(const GemmProblem& p) {
 }
 
 // Few rows: pieces of about 128 KB of weights, so that threads that finish early find more.
-void cut_rows(const GemmProblem& p, const void* packed, std::vector<Piece>& pieces) {
+void cut_rows(const GemmProblem& p, std::vector<Piece>& pieces) {
   const int64_t row_bytes = p.k * (p.b_type == GemmType::kF32 ? 4 : p.b_type == GemmType::kBf16 ? 2 : 1);
   const int64_t step = std::max<int64_t>(4, (int64_t{128} << 10) / std::max<int64_t>(row_bytes, 1) / 4 * 4);
-  for (int64_t n = 0; n < p.n; n += step) pieces.push_back({&p, packed, 0, p.m, n, std::min(p.n, n + step)});
+  for (int64_t n = 0; n < p.n; n += step) pieces.push_back({&p, true, 0, p.m, n, std::min(p.n, n + step)});
 }
 
 // Columns first: neighbours share rows of x. `block_m` may be smaller than kGemmBlockM to feed every thread.
 void cut_blocks(const GemmProblem& p, int64_t block_m, std::vector<Piece>& pieces) {
   for (int64_t m = 0; m < p.m; m += block_m) {
     for (int64_t n = 0; n < p.n; n += kGemmBlockN) {
-      pieces.push_back({&p, nullptr, m, std::min(p.m, m + block_m), n, std::min(p.n, n + kGemmBlockN)});
+      pieces.push_back({&p, false, m, std::min(p.m, m + block_m), n, std::min(p.n, n + kGemmBlockN)});
     }
   }
 }
@@ -44,7 +43,7 @@ void cut_blocks(const GemmProblem& p, int64_t block_m, std::vector<Piece>& piece
 int64_t choose_block_m(std::span<const GemmProblem> problems) {
   int64_t columns = 0, max_m = 0;
   for (const GemmProblem& p : problems) {
-    columns += p.m > kGemmMaxRowsM ? (p.n + kGemmBlockN - 1) / kGemmBlockN : 0;
+    columns += has_few_rows(p) ? 0 : (p.n + kGemmBlockN - 1) / kGemmBlockN;
     max_m = std::max(max_m, p.m);
   }
   int64_t block_m = kGemmBlockM;
@@ -54,41 +53,26 @@ int64_t choose_block_m(std::span<const GemmProblem> problems) {
 
 }  // namespace
 
-void gemm_run(std::span<const GemmProblem> problems, Arena& scratch) {
-  const ArenaScope scope(scratch);
+void gemm_run(std::span<const GemmProblem> problems) {
   const int64_t block_m = choose_block_m(problems);
   std::vector<Piece> pieces;
-  const GemmProblem* last_packed = nullptr;
-  const void* packed = nullptr;
   for (const GemmProblem& p : problems) {
     if (p.m == 0 || p.n == 0) continue;
-    if (p.m > kGemmMaxRowsM) {
+    if (has_few_rows(p)) {
+      cut_rows(p, pieces);
+    } else {
       cut_blocks(p, block_m, pieces);
-      continue;
     }
-    const bool same_rows = last_packed != nullptr && p.a == last_packed->a && p.a_rows == last_packed->a_rows &&
-                           p.m == last_packed->m && &kernel_for(p) == &kernel_for(*last_packed);
-    if (!same_rows) {
-      void* space = scratch.alloc_bytes("packed rows", packed_rows_bytes(p.m, p.k));
-      kernel_for(p).pack_rows(p, space);
-      packed = space;
-      last_packed = &p;
-    }
-    cut_rows(p, packed, pieces);
   }
   parallel_for_dynamic(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
     const Piece& piece = pieces[i];
     const GemmKernel& kernel = kernel_for(*piece.problem);
-    if (piece.packed_rows != nullptr) {
-      kernel.rows(*piece.problem, piece.packed_rows, piece.n0, piece.n1);
+    if (piece.few_rows) {
+      kernel.rows(*piece.problem, piece.n0, piece.n1);
     } else {
       kernel.block(*piece.problem, piece.m0, piece.m1, piece.n0, piece.n1);
     }
   });
-}
-
-int64_t gemm_run_scratch_bytes(int64_t max_k) {
-  return packed_rows_bytes(kGemmMaxRowsM, max_k) + Arena::kAlignment;
 }
 
 }  // namespace m3

@@ -6,7 +6,7 @@
 //
 //   block   W block [128, 512] packed into L2 (256 KB as f32), x block [48, 512] beside it (96 KB); each panel
 //           of 4 weight rows (8 KB) stays in L1 while all x tiles pass.
-//   rows    few rows of x, packed once and resident in L1; weights stream from memory through registers.
+//   rows    few rows of x, resident in L1; weights stream from memory through registers, nothing is packed.
 #pragma once
 #include <cstring>
 
@@ -183,7 +183,19 @@ void pack_b(const GemmProblem& p, int64_t n0, int count, int64_t k0, int64_t kc,
   }
 }
 
-// Where the inner loop finds four vectors of b: in a panel, or in the stored rows themselves.
+// Where the inner loop finds its vectors: in a panel, or in the stored rows themselves.
+template <class D>
+struct PanelA {
+  const typename D::Elem* panel;
+  template <int kRows>
+  typename D::Reg load(int step, int i) const { return D::load(panel + (step * kRows + i) * D::kStep); }
+};
+template <class D, class T>
+struct RowsA {
+  const T* row[D::kMr];
+  template <int kRows>
+  typename D::Reg load(int step, int i) const { return D::from(row[i] + step * D::kStep); }
+};
 template <class D>
 struct PanelB {
   const typename D::Elem* panel;
@@ -195,16 +207,16 @@ struct RowsB {
   typename D::Reg load(int step, int j) const { return D::from(row[j] + step * D::kStep); }
 };
 
-// acc[i, 0:4] += Σ over `steps` of x_i · b_j for kRows rows of an x panel.
-template <class D, int kRows, class B>
-void micro_tile(const typename D::Elem* x_panel, const B& b, int steps, float* acc, int64_t acc_stride) {
+// acc[i, 0:4] += Σ over `steps` of a_i · b_j for kRows rows of a.
+template <class D, int kRows, class A, class B>
+void micro_tile(const A& a, const B& b, int steps, float* acc, int64_t acc_stride) {
   typename D::Reg sum[kRows][4];
   for (int i = 0; i < kRows; ++i) {
     for (int j = 0; j < 4; ++j) sum[i][j] = D::zero();
   }
   for (int step = 0; step < steps; ++step) {
     typename D::Reg x[kRows];
-    for (int i = 0; i < kRows; ++i) x[i] = D::load(x_panel + (step * kRows + i) * D::kStep);
+    for (int i = 0; i < kRows; ++i) x[i] = a.template load<kRows>(step, i);
     for (int j = 0; j < 4; ++j) {
       const typename D::Reg w = b.load(step, j);
       for (int i = 0; i < kRows; ++i) sum[i][j] = D::dot(x[i], w, sum[i][j]);
@@ -213,18 +225,18 @@ void micro_tile(const typename D::Elem* x_panel, const B& b, int steps, float* a
   for (int i = 0; i < kRows; ++i) add_lane_sums(acc + i * acc_stride, sum[i]);
 }
 
-template <class D, class B>
-void micro_tile_any(int rows, const typename D::Elem* x_panel, const B& b, int steps, float* acc, int64_t acc_stride) {
+template <class D, class A, class B>
+void micro_tile_any(int rows, const A& a, const B& b, int steps, float* acc, int64_t acc_stride) {
   switch (rows) {
-    case 1: return micro_tile<D, 1>(x_panel, b, steps, acc, acc_stride);
-    case 2: return micro_tile<D, 2>(x_panel, b, steps, acc, acc_stride);
-    case 3: return micro_tile<D, 3>(x_panel, b, steps, acc, acc_stride);
+    case 1: return micro_tile<D, 1>(a, b, steps, acc, acc_stride);
+    case 2: return micro_tile<D, 2>(a, b, steps, acc, acc_stride);
+    case 3: return micro_tile<D, 3>(a, b, steps, acc, acc_stride);
   }
   if constexpr (D::kMr > 3) {
     switch (rows) {
-      case 4: return micro_tile<D, 4>(x_panel, b, steps, acc, acc_stride);
-      case 5: return micro_tile<D, 5>(x_panel, b, steps, acc, acc_stride);
-      case 6: return micro_tile<D, 6>(x_panel, b, steps, acc, acc_stride);
+      case 4: return micro_tile<D, 4>(a, b, steps, acc, acc_stride);
+      case 5: return micro_tile<D, 5>(a, b, steps, acc, acc_stride);
+      case 6: return micro_tile<D, 6>(a, b, steps, acc, acc_stride);
     }
   }
 }
@@ -275,7 +287,7 @@ void gemm_block(const GemmProblem& p, int64_t m0, int64_t m1, int64_t n0, int64_
         const PanelB<D> b{w_panels + j * kp};
         for (int i = 0; i < x_rows; i += D::kMr) {
           const int tile_rows = x_rows - i < D::kMr ? x_rows - i : D::kMr;
-          micro_tile_any<D>(tile_rows, x_panels + i * kp, b, kp / D::kStep, acc + (x0 + i) * kGemmBlockN + j,
+          micro_tile_any<D>(tile_rows, PanelA<D>{x_panels + i * kp}, b, kp / D::kStep, acc + (x0 + i) * kGemmBlockN + j,
                             kGemmBlockN);
         }
       }
@@ -284,50 +296,69 @@ void gemm_block(const GemmProblem& p, int64_t m0, int64_t m1, int64_t n0, int64_
   for (int i = 0; i < rows; ++i) store_row(p, m0 + i, n0, cols, acc + i * kGemmBlockN);
 }
 
-// Tiles of at most kMr rows, each [k steps][rows of the tile][lane]; blocks of k need no borders of their own,
-// since kGemmBlockK is a multiple of every step.
-template <class D>
-void gemm_pack_rows(const GemmProblem& p, void* packed) {
-  pack_a<D>(p, 0, static_cast<int>(p.m), 0, p.k, padded<D>(p.k), static_cast<typename D::Elem*>(packed));
+// The rows of a in tiles of at most kMr, against four rows of b.
+template <class D, class T, class B>
+void rows_tiles(const GemmProblem& p, int64_t k0, int steps, const B& b, float* acc) {
+  for (int64_t i = 0; i < p.m; i += D::kMr) {
+    const int rows = static_cast<int>(p.m - i < D::kMr ? p.m - i : D::kMr);
+    RowsA<D, T> a;
+    for (int r = 0; r < rows; ++r) a.row[r] = row_of<T>(p.a, p.a_rows ? p.a_rows[i + r] : i + r, p.k) + k0;
+    micro_tile_any<D>(rows, a, b, steps, acc + i * 4, 4);
+  }
 }
 
+// As rows_tiles, for rows packed by pack_a.
 template <class D, class B>
-void rows_tiles(int m, const typename D::Elem* x, int64_t kp, int64_t k0, int steps, const B& b, float* acc) {
-  for (int i = 0; i < m; i += D::kMr) {
-    const int tile_rows = m - i < D::kMr ? m - i : D::kMr;
-    micro_tile_any<D>(tile_rows, x + i * kp + k0 * tile_rows, b, steps, acc + i * 4, 4);
+void packed_tiles(int64_t m, const typename D::Elem* panels, int64_t kp, const B& b, float* acc) {
+  for (int64_t i = 0; i < m; i += D::kMr) {
+    const int rows = static_cast<int>(m - i < D::kMr ? m - i : D::kMr);
+    micro_tile_any<D>(rows, PanelA<D>{panels + i * kp}, b, static_cast<int>(kp / D::kStep), acc + i * 4, 4);
+  }
+}
+
+// A block of k that is no whole number of steps (the last one) goes through panels, which pad it with zeros.
+template <class D, class T>
+void gemm_rows_of(const GemmProblem& p, int64_t n0, int64_t n1) {
+  using Elem = typename D::Elem;
+  alignas(64) Elem w_panel[4 * kGemmBlockK];
+  alignas(64) Elem x_panels[kGemmMaxRowsM * kGemmBlockK];
+  const int64_t whole_k = p.k % D::kStep == 0 ? p.k : p.k / kGemmBlockK * kGemmBlockK;
+  const int64_t rest = p.k - whole_k;
+  if (rest > 0) pack_a<D>(p, 0, static_cast<int>(p.m), whole_k, rest, padded<D>(rest), x_panels);
+  for (int64_t n = n0; n < n1; n += 4) {
+    alignas(64) float acc[kGemmMaxRowsM * 4] = {};
+    const int cols = static_cast<int>(n1 - n < 4 ? n1 - n : 4);
+    for (int64_t k0 = 0; k0 < whole_k; k0 += kGemmBlockK) {
+      const int64_t kc = whole_k - k0 < kGemmBlockK ? whole_k - k0 : kGemmBlockK;
+      const int steps = static_cast<int>(kc / D::kStep);
+      if (cols == 4 && p.b_type == GemmType::kBf16) {
+        const uint16_t* row = row_of<uint16_t>(p.b, n, p.k) + k0;
+        rows_tiles<D, T>(p, k0, steps, RowsB<D, uint16_t>{{row, row + p.k, row + 2 * p.k, row + 3 * p.k}}, acc);
+      } else {
+        pack_b<D>(p, n, cols, k0, kc, kc, w_panel);
+        rows_tiles<D, T>(p, k0, steps, PanelB<D>{w_panel}, acc);
+      }
+    }
+    if (rest > 0) {
+      pack_b<D>(p, n, cols, whole_k, rest, padded<D>(rest), w_panel);
+      packed_tiles<D>(p.m, x_panels, padded<D>(rest), PanelB<D>{w_panel}, acc);
+    }
+    for (int64_t i = 0; i < p.m; ++i) store_row(p, i, n, cols, acc + i * 4);
   }
 }
 
 template <class D>
-void gemm_rows(const GemmProblem& p, const void* packed, int64_t n0, int64_t n1) {
-  using Elem = typename D::Elem;
-  const Elem* x = static_cast<const Elem*>(packed);
-  const int m = static_cast<int>(p.m);
-  const int64_t kp = padded<D>(p.k);
-  alignas(64) Elem panel[4 * kGemmBlockK];
-  for (int64_t n = n0; n < n1; n += 4) {
-    alignas(64) float acc[kGemmMaxRowsM * 4] = {};
-    const int cols = static_cast<int>(n1 - n < 4 ? n1 - n : 4);
-    for (int64_t k0 = 0; k0 < p.k; k0 += kGemmBlockK) {
-      const int kc = static_cast<int>(p.k - k0 < kGemmBlockK ? p.k - k0 : kGemmBlockK);
-      const int steps = static_cast<int>(padded<D>(kc)) / D::kStep;
-      const bool whole = cols == 4 && kc % D::kStep == 0;
-      if (whole && p.b_type == GemmType::kBf16) {
-        const uint16_t* row = row_of<uint16_t>(p.b, n, p.k) + k0;
-        rows_tiles<D>(m, x, kp, k0, steps, RowsB<D, uint16_t>{{row, row + p.k, row + 2 * p.k, row + 3 * p.k}}, acc);
-      } else {
-        pack_b<D>(p, n, cols, k0, kc, padded<D>(kc), panel);
-        rows_tiles<D>(m, x, kp, k0, steps, PanelB<D>{panel}, acc);
-      }
-    }
-    for (int i = 0; i < m; ++i) store_row(p, i, n, cols, acc + i * 4);
+void gemm_rows(const GemmProblem& p, int64_t n0, int64_t n1) {
+  if (p.a_type == GemmType::kBf16) {
+    gemm_rows_of<D, uint16_t>(p, n0, n1);
+  } else if constexpr (D::kFromF32) {
+    gemm_rows_of<D, float>(p, n0, n1);
   }
 }
 
 template <class D>
 constexpr GemmKernel make_gemm_kernel() {
-  return {gemm_block<D>, gemm_pack_rows<D>, gemm_rows<D>};
+  return {gemm_block<D>, gemm_rows<D>};
 }
 
 }  // namespace
