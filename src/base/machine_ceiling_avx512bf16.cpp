@@ -1,0 +1,19 @@
+#include <immintrin.h>
+
+#include "base/machine_ceiling.h"
+
+namespace m3::ceiling {
+
+double dot_avx512bf16(long rounds, float* sum) {
+  constexpr int kChains = 16;
+  __m512 acc[kChains];
+  for (int i = 0; i < kChains; ++i) acc[i] = _mm512_set1_ps(static_cast<float>(i));
+  const __m512bh a = _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.01f), _mm512_set1_ps(0.02f));
+  for (long round = 0; round < rounds; ++round) {
+    for (int i = 0; i < kChains; ++i) acc[i] = _mm512_dpbf16_ps(acc[i], a, a);
+  }
+  for (int i = 0; i < kChains; ++i) *sum += _mm512_cvtss_f32(acc[i]);
+  return 2.0 * 32 * kChains * static_cast<double>(rounds);
+}
+
+}  // namespace m3::ceiling
