@@ -71,6 +71,9 @@ if(M3_SANITIZE)
   add_compile_options(-fsanitize=${M3_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${M3_SANITIZE})
 endif()
+if(M3_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)  # coverage of the libraries, not of the targets alone
+endif()
 
 # --- CUDA: one binary, static runtime, nothing of the driver is linked
 if(M3_CUDA)
