@@ -8,8 +8,10 @@ namespace m3::cli {
 
 using Args = std::vector<std::string>;
 
+int command_bench(const Args& args);
 int command_init(const Args& args);
 int command_inspect(const Args& args);
+int command_run(const Args& args);
 int command_verify(const Args& args);
 
 struct Command {
@@ -20,8 +22,10 @@ struct Command {
 
 inline const std::vector<Command>& commands() {
   static const std::vector<Command> list = {
+      {"run", "answer a prompt, or chat on a terminal", command_run},
       {"inspect", "architecture, tensors, parameters and memory plan of a model", command_inspect},
       {"init", "write a randomly initialised checkpoint from a config", command_init},
+      {"bench", "measure operators and whole models", command_bench},
       {"verify", "replay the goldens and report the measured errors", command_verify},
   };
   return list;

@@ -6,9 +6,11 @@ namespace m3::verify {
 const std::vector<Suite>& suites() {
   static const std::vector<Suite> list = {
       verify_rule,
+      verify_msa,
       verify_tokenizer,
       verify_chat,
       verify_model,
+      verify_end_to_end,
       verify_media,
   };
   return list;
