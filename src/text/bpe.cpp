@@ -31,12 +31,22 @@ Bpe::Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<BpeMerge>& 
   const size_t num_slots = std::bit_ceil(std::max<size_t>(2 * merges.size(), 16));
   table_.resize(num_slots);
   shift_ = 64 - std::countr_zero(num_slots);
+  filter_.resize(num_slots * kFilterBits / 64);
   for (size_t i = 0; i < merges.size(); ++i) {
     const uint64_t key = pair_key(merges[i].left, merges[i].right);
-    size_t at = key * kHashFactor >> shift_;
+    const uint64_t hash = key * kHashFactor;
+    const uint64_t bit = hash >> (shift_ - kFilterShift);
+    filter_[bit / 64] |= uint64_t{1} << bit % 64;
+    size_t at = hash >> shift_;
     while (table_[at].pair != kEmpty && table_[at].pair != key) at = (at + 1) & (num_slots - 1);
     table_[at] = {key, static_cast<int32_t>(i), merges[i].result};
   }
+}
+
+int32_t Bpe::rank(int32_t left, int32_t right) const {
+  const uint64_t bit = pair_key(left, right) * kHashFactor >> (shift_ - kFilterShift);
+  if ((filter_[bit / 64] >> bit % 64 & 1) == 0) return kNoMerge;
+  return find(left, right).rank;
 }
 
 const Bpe::Entry& Bpe::find(int32_t left, int32_t right) const {

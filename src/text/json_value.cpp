@@ -108,6 +108,7 @@ struct JsonBuilder {
     auto& keys = object.keys_;
     auto& items = object.items_;
     if (keys.size() < 2) return;
+    first.reserve(keys.size());
     std::vector<bool> drop(keys.size());
     size_t num_dropped = 0;
     for (size_t i = 0; i < keys.size(); ++i) {

@@ -113,6 +113,8 @@ class Reader {
     constexpr int64_t kSpareIds = 1 << 16;
     max_ids_ = 4 * num_entries_ + kSpareIds;
     file_.byte_ids.fill(-1);
+    id_of_.reserve(vocab->size());
+    entry_of_.reserve(static_cast<size_t>(num_entries_));
     for (size_t i = 0; i < vocab->size(); ++i) {
       const std::string& entry = vocab->keys()[i];
       const int32_t id = read_id(vocab->items()[i], "entry '" + entry + "'");
