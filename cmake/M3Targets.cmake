@@ -3,7 +3,7 @@
 #   X_fuzz.cpp   libFuzzer target                 X_avx2.cpp, X_avx512.cpp, X_avx512bf16.cpp
 #                                                 one instruction set each, chosen at run time
 #   X.cu         CUDA (sm_90a), compiled when M3_CUDA is ON
-#   X_cuda_test.cpp, X_cuda_test.cu   tests that need a GPU     X_cuda_bench.cu   a program that times kernels
+#   X_cuda_test.cpp, X_cuda_test.cu   tests that need a GPU
 
 # g++ 12 reports the undefined pass-through operands inside its own AVX-512 intrinsics as uninitialised
 # (GCC bug 105593); the two warnings are off in those files only.
@@ -57,11 +57,6 @@ function(m3_folder_extras folder)
     m3_test(test_${stem}_cuda SOURCES ${cuda_tests} DEPS ${F_DEPS} LABELS cuda)
   endif()
   file(GLOB benches CONFIGURE_DEPENDS ${folder}/*_bench.cpp)
-  file(GLOB cuda_benches CONFIGURE_DEPENDS ${folder}/*_cuda_bench.cu)
-  if(cuda_benches AND M3_CUDA)
-    add_executable(bench_${stem}_cuda ${cuda_benches})
-    target_link_libraries(bench_${stem}_cuda PRIVATE ${F_DEPS} CUDA::cudart_static m3_flags)
-  endif()
   if(benches AND M3_BENCH)
     add_executable(bench_${stem} ${benches})
     target_link_libraries(bench_${stem} PRIVATE ${F_DEPS} benchmark::benchmark benchmark::benchmark_main m3_flags)
@@ -88,7 +83,7 @@ function(m3_folder_sources out folder)
   if(M3_CUDA)
     file(GLOB cuda CONFIGURE_DEPENDS ${folder}/*.cu)
     list(APPEND sources ${cuda})
-    list(FILTER sources EXCLUDE REGEX "_(cuda_none\\.cpp|cuda_test\\.cu|cuda_bench\\.cu)$")
+    list(FILTER sources EXCLUDE REGEX "_(cuda_none\\.cpp|cuda_test\\.cu)$")
   endif()
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
