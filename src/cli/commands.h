@@ -12,6 +12,7 @@ int command_bench(const Args& args);
 int command_init(const Args& args);
 int command_inspect(const Args& args);
 int command_run(const Args& args);
+int command_tokenize(const Args& args);
 int command_verify(const Args& args);
 
 struct Command {
@@ -26,6 +27,7 @@ inline const std::vector<Command>& commands() {
       {"inspect", "architecture, tensors, parameters and memory plan of a model", command_inspect},
       {"init", "write a randomly initialised checkpoint from a config", command_init},
       {"bench", "measure operators and whole models", command_bench},
+      {"tokenize", "text to token ids and back", command_tokenize},
       {"verify", "replay the goldens and report the measured errors", command_verify},
   };
   return list;
