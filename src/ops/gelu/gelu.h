@@ -11,4 +11,8 @@ void gelu(const Tensor& x, const Tensor& y, Stream stream = {});
 
 void gelu_ref(const Tensor& x, const Tensor& y);
 
+// dx = dy · (Φ(x) + x · φ(x)), Φ and φ of the unit normal. dx may alias x or dy if of the same type.
+void gelu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx, Stream stream = {});
+void gelu_backward_ref(const Tensor& x, const Tensor& dy, const Tensor& dx);
+
 }  // namespace m3

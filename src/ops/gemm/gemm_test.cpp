@@ -41,7 +41,7 @@ struct Size {
 };
 const Size kSizes[] = {{0, 5, 7},     {5, 0, 7},      {3, 4, 0},      {1, 1, 1},      {1, 128, 512},   {2, 129, 513},
                        {3, 127, 31},  {4, 5, 1100},   {7, 130, 64},   {8, 1, 1024},   {9, 133, 33},    {48, 4, 100},
-                       {49, 3, 7},    {127, 128, 32}, {128, 129, 63}, {129, 12, 129}, {193, 257, 130}, {200, 7, 2049}};
+                       {49, 3, 7},    {127, 128, 32}, {128, 129, 63}, {129, 12, 129}, {193, 130, 70}, {97, 7, 2049}};
 
 TEST(Gemm, forward_equals_the_reference_in_every_type) {
   for_each_isa([] {
@@ -112,6 +112,8 @@ TEST(Gemm, every_e4m3_value_and_scale_comes_through) {
 
 // The promise the engine stands on: a row's bits do not depend on how many rows go with it.
 TEST(Gemm, rows_are_bitwise_equal_for_every_batch_size) {
+  const int before = num_threads();
+  set_num_threads(1);  // many small products
   for_each_isa([] {
     for (DType xt : {kF32, kBF16}) {
       const int64_t M = 300, N = 6, K = 530;
@@ -124,6 +126,7 @@ TEST(Gemm, rows_are_bitwise_equal_for_every_batch_size) {
       }
     }
   });
+  set_num_threads(before);
 }
 
 TEST(Gemm, mxfp8_rows_are_bitwise_equal_for_every_batch_size) {

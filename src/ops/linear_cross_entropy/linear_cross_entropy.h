@@ -1,0 +1,35 @@
+// LM head and cross-entropy in one operation that never holds the logits of the batch (training.md §3, §14).
+//   z = h_n · Wᵀ    logZ_n = log Σ_v e^z_v    loss_n = logZ_n − z_target        over v < num_ids
+//   total_n = loss_n + z_weight · logZ_n²
+//   dz = factor · (softmax(z) · (1 + 2 · z_weight · logZ) − onehot(target))     dh_n = dz · W    dW += dzᵀ · h
+//   h_NC [N, C] f32 | bf16: only the rows that have a target (gather_rows)     w_VC [V, C] f32 | bf16
+//   targets_N [N] i32, 0 <= id < num_ids (checked)     loss_N, logz_N [N] f32
+//   dh_NC [N, C] f32 | bf16, written; dw_VC [V, C] f32, added to; both absent: value only
+// factor is 1 / (number of targets of the global batch), times any loss scale: gradients are sums divided once.
+// Rows go in chunks whose logits fit kLceLogitBytes, or 64 rows if one vocabulary is larger. If dw is given, dz is
+// rounded to w's type before it is multiplied (f32: not at all).
+// Scratch: linear_cross_entropy_scratch_bytes. Deterministic, whatever the threads.
+#pragma once
+#include "tensor/arena.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
+
+namespace m3 {
+
+struct LinearCrossEntropy {
+  int64_t num_ids = 0;    // ids from here on have no token: left out of the softmax; 0: all V have one
+  float z_weight = 0.0f;  // zeta of training.md §3
+  float factor = 1.0f;
+};
+
+void linear_cross_entropy(const Tensor& h_NC, const Tensor& w_VC, const Tensor& targets_N,
+                          const LinearCrossEntropy& config, const Tensor& loss_N, const Tensor& logz_N,
+                          const Tensor& dh_NC, const Tensor& dw_VC, Arena& scratch, Stream stream = {});
+
+int64_t linear_cross_entropy_scratch_bytes(int64_t num_rows, int64_t vocab);
+
+void linear_cross_entropy_ref(const Tensor& h_NC, const Tensor& w_VC, const Tensor& targets_N,
+                              const LinearCrossEntropy& config, const Tensor& loss_N, const Tensor& logz_N,
+                              const Tensor& dh_NC, const Tensor& dw_VC);
+
+}  // namespace m3

@@ -1,0 +1,99 @@
+#include "ops/vit_attend/vit_attend.h"
+
+#include "base/threads.h"
+#include "ops/common/testing.h"
+
+namespace m3 {
+namespace {
+
+using testing::close;
+using testing::Host;
+using testing::random;
+
+Arena& scratch() {
+  static Arena arena("test", 32 << 20);
+  return arena;
+}
+
+struct Inputs {
+  Host q, k, v;
+  Inputs(DType type, int64_t T, int64_t H, int64_t D, double stddev = 1)
+      : q(random(type, {T, H, D}, 1, stddev)), k(random(type, {T, H, D}, 2)), v(random(type, {T, H, D}, 3)) {}
+};
+
+TEST(VitAttend, equals_the_reference) {
+  testing::for_each_isa([] {
+    const std::vector<int32_t> segments[] = {{0}, {0, 1}, {0, 0, 3, 3}, {0, 127, 255, 384}, {0, 300}, {0, 5, 198, 200}};
+    for (const std::vector<int32_t>& cu : segments) {
+      for (auto [H, D] : {std::array<int64_t, 2>{2, 80}, {1, 12}, {3, 7}}) {
+        for (DType type : {DType::kF32, DType::kBF16}) {
+          const int64_t T = cu.back();
+          const Inputs in(type, T, H, D, 3);  // peaked: the running maximum moves; scores of 10 carry 1e-6
+          const Host o(type, {T, H, D}), lse(DType::kF32, {T, H}), want(DType::kF64, {T, H, D}), lse_want(DType::kF64, {T, H});
+          const float scale = 1 / std::sqrt(static_cast<float>(D));
+          vit_attend(in.q, in.k, in.v, cu, scale, o, lse, scratch());
+          vit_attend_ref(in.q, in.k, in.v, cu, scale, want, lse_want);
+          ASSERT_TRUE(close(o, want, 5e-6 + testing::rounding(type))) << T << " tokens, D = " << D;
+          ASSERT_TRUE(close(lse, lse_want, 1e-6)) << T << " tokens, D = " << D;
+        }
+      }
+    }
+  });
+}
+
+// model.md §17.12: two images in one call equal each image alone, to the bit.
+TEST(VitAttend, a_segment_does_not_feel_its_neighbours) {
+  testing::for_each_isa([] {
+    const int64_t H = 2, D = 20;
+    const Inputs in(DType::kF32, 500, H, D);
+    const Host both(DType::kF32, {500, H, D}), alone(DType::kF32, {300, H, D});
+    const std::vector<int32_t> cu = {0, 200, 500}, one = {0, 300};
+    vit_attend(in.q, in.k, in.v, cu, 0.2f, both, {}, scratch());
+    vit_attend((*in.q).rows(200, 500), (*in.k).rows(200, 500), (*in.v).rows(200, 500), one, 0.2f, alone, {}, scratch());
+    EXPECT_TRUE(testing::same_bits(alone, (*both).rows(200, 500)));
+  });
+}
+
+TEST(VitAttend, bits_do_not_depend_on_the_number_of_threads) {
+  const Inputs in(DType::kBF16, 400, 3, 80);
+  const Host one(DType::kBF16, {400, 3, 80}), many(DType::kBF16, {400, 3, 80});
+  const std::vector<int32_t> cu = {0, 100, 400};
+  const int before = num_threads();
+  set_num_threads(1);
+  vit_attend(in.q, in.k, in.v, cu, 0.1f, one, {}, scratch());
+  set_num_threads(3);
+  vit_attend(in.q, in.k, in.v, cu, 0.1f, many, {}, scratch());
+  set_num_threads(before);
+  EXPECT_TRUE(testing::same_bits(one, many));
+}
+
+TEST(VitAttend, huge_scores_stay_finite) {
+  testing::for_each_isa([] {
+    const Inputs in(DType::kF32, 130, 1, 16, 1000);
+    const Host o(DType::kF32, {130, 1, 16}), want(DType::kF64, {130, 1, 16});
+    const std::vector<int32_t> cu = {0, 130};
+    vit_attend(in.q, in.k, in.v, cu, 1, o, {}, scratch());
+    vit_attend_ref(in.q, in.k, in.v, cu, 1, want, {});
+    EXPECT_TRUE(close(o, want, 1e-2));  // scores near 10^4 carry 5e-4 of rounding into the exponent
+  });
+}
+
+TEST(VitAttend, the_planned_scratch_is_what_is_used) {
+  const Inputs in(DType::kF32, 700, 2, 80);
+  const Host o(DType::kF32, {700, 2, 80});
+  const std::vector<int32_t> cu = {0, 700};
+  Arena arena("planned", vit_attend_scratch_bytes(700, 2, 80));
+  vit_attend(in.q, in.k, in.v, cu, 0.1f, o, {}, arena);
+  EXPECT_GT(arena.peak_bytes(), arena.capacity_bytes() - 2 * Arena::kAlignment);
+}
+
+TEST(VitAttend, offsets_that_do_not_cover_the_tokens_are_refused) {
+  const Inputs in(DType::kF32, 10, 1, 4);
+  const Host o(DType::kF32, {10, 1, 4});
+  for (const std::vector<int32_t>& cu : {std::vector<int32_t>{0, 9}, {1, 10}, {0, 7, 5, 10}, {}}) {
+    EXPECT_THROW(vit_attend(in.q, in.k, in.v, cu, 1, o, {}, scratch()), Error);
+  }
+}
+
+}  // namespace
+}  // namespace m3
