@@ -287,7 +287,7 @@ class Chunk {
     t.keys = s_.keys;
     t.values = s_.values;
     t.dim = g_.head_dim;
-    t.scale_log2 = static_cast<float>(g_.logit_scale() * 1.4426950408889634);
+    t.scale_log2 = g_.logit_scale() * 1.4426950408889634;
     t.scores = s_.scores;
     t.weights = s_.weights;
     in_.kernels.attend_rows(t);
@@ -469,6 +469,7 @@ void attend_cpu(const AttendPlan& plan, const MsaBatch& batch, const AttendCpuAr
       chunk.write();
     }
   });
+  if (plan.scratch_begin == 0) return;  // no splits
   msa_for_each_item(num_items, plan.num_threads, [&](int64_t i, int worker) {
     const AttendItem& item = plan.items[i];
     if (item.num_splits > 1 && item.split == 0) merge_splits(in, &item, scratch_of(worker).state.o);

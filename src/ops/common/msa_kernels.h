@@ -33,7 +33,7 @@ struct MsaAttendTile {
   int packed_keys;               // keys that were packed
   const uint32_t *keys, *values; // packed
   int dim;
-  float scale_log2;              // logit scale * log2(e)
+  double scale_log2;             // logit scale * log2(e)
   float* scores;                 // [kMsaBatchRows, kMsaTileKeys] scratch
   uint32_t* weights;             // the same size, other memory
 };

@@ -126,6 +126,14 @@ inline void pack_key_lanes(const void* const* rows, int dim, DType dtype, uint32
   }
 }
 
+// The value that a word (or one half of a bf16 pair) stands for.
+inline double word_value(uint32_t word, int half) {
+  if (kBf16Dot) word = half == 0 ? word << 16 : word & 0xffff0000u;
+  float x;
+  std::memcpy(&x, &word, sizeof(x));
+  return x;
+}
+
 void pack_keys(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b) {
   const int steps = num_steps(dim);
   for (int j = 0; j < num_keys; j += kPanel) {
@@ -256,11 +264,41 @@ void score_relu(const uint32_t* a, int num_rows, int steps, const uint32_t* b, i
 #endif
 }
 
+// Beyond this many log2 units the rounding of a score is felt in its weight (2^8 * 2^-24 * a few): such rows are taken in
+// fp64. Trained models stay far below it.
+constexpr float kLargeScore = 256.0f;
+
+// Scores of a row in fp64, for keys whose score is not -inf already: scores become score * scale - m, where m, returned,
+// is the larger of old_max and the maximum, as fp32.
+float exact_scores(const MsaAttendTile& t, int id, int padded_keys, float old_max, float* scores) {
+  const int steps = num_steps(t.dim);
+  const uint32_t* q = t.q + int64_t{id} * steps;
+  double exact[kMsaTileKeys];
+  double top = old_max;
+  for (int j = 0; j < padded_keys; j += kPanel) {
+    const uint32_t* b = t.keys + int64_t{j} * steps;
+    double dot[kPanel] = {};
+    for (int s = 0; s < steps; ++s, b += kPanel) {
+      for (int half = 0; half < (kBf16Dot ? 2 : 1); ++half) {
+        const double x = word_value(q[s], half);
+        for (int lane = 0; lane < kPanel; ++lane) dot[lane] += x * word_value(b[lane], half);
+      }
+    }
+    for (int lane = 0; lane < kPanel; ++lane) {
+      exact[j + lane] = scores[j + lane] == kNegInf ? kNegInf : dot[lane] * t.scale_log2;
+      if (exact[j + lane] > top) top = exact[j + lane];
+    }
+  }
+  const float base = static_cast<float>(top);
+  for (int j = 0; j < padded_keys; ++j) scores[j] = static_cast<float>(exact[j] - base);
+  return base;
+}
+
 // Scores of one row become weights 2^(scale * score - m). Updates m and l; returns what the row's
 // old output has to be multiplied with.
 inline float softmax_row(const MsaAttendTile& t, int i, int padded_keys, float* scores, uint32_t* weights) {
   const int id = t.row_ids[i];
-  const V::Vec scale = V::set1(t.scale_log2), lowest = V::set1(kNegInf);
+  const V::Vec scale = V::set1(static_cast<float>(t.scale_log2)), lowest = V::set1(kNegInf);
   const bool masked = t.last != nullptr;
   V::Vec top0 = lowest, top1 = lowest;
   for (int j = 0; j < padded_keys; j += 2 * kLanes) {
@@ -279,9 +317,13 @@ inline float softmax_row(const MsaAttendTile& t, int i, int padded_keys, float* 
     V::store(scores + j + kLanes, x1);
   }
   const float old_max = t.m[id], tile_max = reduce_max(V::max(top0, top1));
-  const float new_max = tile_max > old_max ? tile_max : old_max;
-  const float base = new_max == kNegInf ? 0.0f : new_max;  // nothing visible so far: all weights are 0
-  const V::Vec shift = V::set1(base);
+  float new_max = tile_max > old_max ? tile_max : old_max;
+  float base = new_max == kNegInf ? 0.0f : new_max;  // nothing visible so far: all weights are 0
+  V::Vec shift = V::set1(base);
+  if (std::fabs(tile_max) > kLargeScore && std::fabs(tile_max) < std::numeric_limits<float>::infinity()) {
+    base = new_max = exact_scores(t, id, padded_keys, old_max, scores);
+    shift = V::zero();
+  }
   V::Vec sum0 = V::zero(), sum1 = V::zero();
   for (int j = 0; j < padded_keys; j += 2 * kLanes) {
     const V::Vec p0 = exp2_lanes(V::sub(V::load(scores + j), shift));

@@ -54,6 +54,10 @@ inline double load_element(const void* row, DType dtype, int64_t index) {
   return dtype == DType::kBF16 ? to_float(static_cast<const bf16*>(row)[index]) : static_cast<const float*>(row)[index];
 }
 
+inline void load_row(const void* row, DType dtype, int count, double* out) {
+  for (int c = 0; c < count; ++c) out[c] = load_element(row, dtype, c);
+}
+
 // Tensor checks shared by the MSA operators: each throws and names the tensor.
 void msa_check_tensor(const char* name, const Tensor& tensor, const Shape& want, Device device);
 void msa_check_float(const char* name, const Tensor& tensor);  // f32 or bf16

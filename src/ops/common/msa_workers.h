@@ -1,5 +1,6 @@
 // Work items of unequal cost over a fixed number of workers, each with its own scratch memory.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -17,7 +18,7 @@ void msa_for_each_item(int64_t count, int num_workers, const Body& body) {
     const Body& body;
   } shared{{}, count, body};
   // One reference is captured, which std::function holds without allocating.
-  parallel_for(num_workers, [&shared](int64_t begin, int64_t end) {
+  parallel_for(std::min<int64_t>(num_workers, count), [&shared](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker) {
       for (int64_t i = shared.next++; i < shared.count; i = shared.next++) shared.body(i, static_cast<int>(worker));
     }

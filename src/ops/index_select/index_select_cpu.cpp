@@ -281,6 +281,7 @@ void index_select_cpu(const IndexSelectPlan& plan, const MsaBatch& batch, const 
       chunk.write(scratch.lists);
     }
   });
+  if (plan.scratch_begin == 0) return;  // every item had its rows for itself
   msa_for_each_item(num_items, plan.num_threads, [&](int64_t i, int worker) {
     const IndexSelectItem& item = plan.items[i];
     if (item.list_begin < 0 || item.b_begin > 0) return;  // not the first of a chunk's items

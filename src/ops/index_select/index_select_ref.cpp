@@ -19,10 +19,11 @@ struct Scored {
 // M of one block: the maximum over its visible positions [begin, end).
 double block_score(const MsaKeys& keys, int seq, const std::vector<double>& query, int64_t begin, int64_t end) {
   double best = -kInf;
+  std::vector<double> key(query.size());
   for (int64_t j = begin; j < end; ++j) {
-    const void* key = keys.row(seq, j, 0);
+    load_row(keys.row(seq, j, 0), keys.dtype(), keys.dim(), key.data());
     double z = 0;
-    for (size_t c = 0; c < query.size(); ++c) z += query[c] * load_element(key, keys.dtype(), c);
+    for (size_t c = 0; c < query.size(); ++c) z += query[c] * key[c];
     if (!std::isnan(z)) best = std::max(best, z);
   }
   return best + 0.0;  // -0 becomes +0
