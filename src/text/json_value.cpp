@@ -244,7 +244,7 @@ void json_escape(std::string_view text, std::string& out) {
       case '\f': out += "\\f"; break;
       default:
         if (static_cast<unsigned char>(c) < 0x20) {
-          fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<int>(c));
+          out += fmt::format("\\u{:04x}", static_cast<int>(c));
         } else {
           out += c;
         }
