@@ -85,5 +85,16 @@ TEST(Format, sizes_and_counts) {
   EXPECT_EQ(format_count(427040140160.0), "427.0 B");
 }
 
+TEST(Threads, SerialScopeKeepsAParallelRegionOnItsThread) {
+  const SerialScope serial;
+  int num_pieces = 0;
+  parallel_for(100, [&](int64_t begin, int64_t end) {
+    ++num_pieces;
+    EXPECT_EQ(begin, 0);
+    EXPECT_EQ(end, 100);
+  });
+  EXPECT_EQ(num_pieces, 1);
+}
+
 }  // namespace
 }  // namespace m3

@@ -21,6 +21,9 @@ int available_cpus() {
 }
 
 int thread_count = available_cpus();
+thread_local bool serial = false;  // SerialScope
+
+int64_t num_workers(int64_t count) { return serial ? std::min<int64_t>(1, count) : std::min<int64_t>(num_threads(), count); }
 
 // Keeps the first exception of a parallel region; it is thrown again on the calling thread.
 class FirstException {
@@ -56,7 +59,7 @@ int num_threads() {
 }
 
 void parallel_for(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-  const int64_t pieces = std::min<int64_t>(num_threads(), count);
+  const int64_t pieces = num_workers(count);
   if (pieces <= 1) {
     if (count > 0) body(0, count);
     return;
@@ -74,7 +77,7 @@ void parallel_for(int64_t count, const std::function<void(int64_t, int64_t)>& bo
 }
 
 void parallel_for_dynamic(int64_t count, const std::function<void(int64_t)>& body) {
-  const int64_t workers = std::min<int64_t>(num_threads(), count);
+  const int64_t workers = num_workers(count);
   if (workers <= 1) {
     for (int64_t i = 0; i < count; ++i) body(i);
     return;
@@ -90,5 +93,8 @@ void parallel_for_dynamic(int64_t count, const std::function<void(int64_t)>& bod
   }
   exception.rethrow();
 }
+
+SerialScope::SerialScope() : previous_(serial) { serial = true; }
+SerialScope::~SerialScope() { serial = previous_; }
 
 }  // namespace m3

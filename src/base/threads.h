@@ -17,4 +17,17 @@ void parallel_for(int64_t count, const std::function<void(int64_t begin, int64_t
 // cost whose results do not depend on the order.
 void parallel_for_dynamic(int64_t count, const std::function<void(int64_t i)>& body);
 
+// While it lives, parallel regions started by this thread run on it alone: for workers that are parallel
+// among themselves (data loading).
+class SerialScope {
+ public:
+  SerialScope();
+  ~SerialScope();
+  SerialScope(const SerialScope&) = delete;
+  SerialScope& operator=(const SerialScope&) = delete;
+
+ private:
+  bool previous_;
+};
+
 }  // namespace m3
