@@ -24,6 +24,8 @@ inline void check_float(const char* name, const Tensor& t, const Shape& want) {
   check_float(name, t);
 }
 
+inline bool is_bf16(const Tensor& t) { return t.dtype() == DType::kBF16; }
+
 inline void round_to(float value, float* out) { *out = value; }
 inline void round_to(float value, bf16* out) { *out = bf16(value); }
 

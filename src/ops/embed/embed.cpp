@@ -1,7 +1,11 @@
 #include "ops/embed/embed.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "ops/common/checks.h"
 #include "ops/common/rows.h"
+#include "ops/common/values.h"
 
 namespace m3 {
 namespace {
@@ -52,6 +56,40 @@ void gather_rows(const Tensor& rows_N, const Tensor& x_TC, const Tensor& y_NC, S
   check_float("x_TC", x_TC);
   check_float("y_NC", y_NC, {rows_N.numel(), x_TC.dim(1)});
   copy_rows(x_TC, checked_rows("rows_N", rows_N, x_TC.dim(0)), y_NC, nullptr, rows_N.numel());
+}
+
+void embed_backward(const Tensor& ids_T, const Tensor& skip_T, const Tensor& dy_TC, const Tensor& dtable_VC, Stream) {
+  M3_CHECK(dtable_VC.rank() == 2, "dtable_VC must be [V, C], got {}", dtable_VC.shape().str());
+  const int64_t T = ids_T.numel(), C = dtable_VC.dim(1);
+  check_float("dy_TC", dy_TC, {T, C});
+  if (skip_T.defined()) check_shape("skip_T", skip_T, {T});
+  const int32_t* ids = checked_rows("ids_T", ids_T, dtable_VC.dim(0));
+  const uint8_t* skip = skip_T.defined() ? skip_T.ptr<uint8_t>() : nullptr;
+  std::vector<int64_t> tokens;
+  for (int64_t t = 0; t < T; ++t) {
+    if (skip == nullptr || skip[t] == 0) tokens.push_back(t);
+  }
+  std::stable_sort(tokens.begin(), tokens.end(), [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
+  float* dtable = dtable_VC.ptr<float>();
+  with_float(dy_TC, [&](const auto* dy) {
+    parallel_rows(C, static_cast<int64_t>(tokens.size()), [&](int64_t begin, int64_t end) {  // columns: no two threads
+      for (int64_t t : tokens) {                                                            // meet in one element
+        float* row = dtable + int64_t{ids[t]} * C;
+        for (int64_t c = begin; c < end; ++c) row[c] += to_float(dy[t * C + c]);
+      }
+    });
+  });
+}
+
+void embed_backward_ref(const Tensor& ids_T, const Tensor& skip_T, const Tensor& dy_TC, const Tensor& dtable_VC) {
+  const int64_t C = dtable_VC.dim(1);
+  for (int64_t t = 0; t < ids_T.numel(); ++t) {
+    if (skip_T.defined() && skip_T.ptr<uint8_t>()[t] != 0) continue;
+    for (int64_t c = 0; c < C; ++c) {
+      const int64_t at = ids_T.ptr<int32_t>()[t] * C + c;
+      set_value(dtable_VC, at, value_at(dtable_VC, at) + value_at(dy_TC, t * C + c));
+    }
+  }
 }
 
 }  // namespace m3

@@ -6,4 +6,8 @@ void gelu_avx2(const void* x, bool x_bf16, void* y, bool y_bf16, int64_t begin, 
   gelu_range(x, x_bf16, y, y_bf16, begin, end);
 }
 
+void gelu_backward_avx2(const GeluBackwardParams& params, int64_t begin, int64_t end) {
+  gelu_backward_range(params, begin, end);
+}
+
 }  // namespace m3

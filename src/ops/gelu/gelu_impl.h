@@ -45,5 +45,29 @@ void gelu_range(const void* x_data, bool x_bf16, void* y_data, bool y_bf16, int6
   });
 }
 
+// Φ(x) + x · φ(x); φ(x) = e^(−x²/2) / √(2π).
+M3_SIMD_INLINE Simd::Vec gelu_slope(Simd::Vec x) {
+  const NormalTail tail = normal_tail(x);
+  return Simd::fma(Simd::mul(x, Simd::set1(0.39894228f)), tail.density, normal_cdf(x, tail));
+}
+
+void gelu_backward_range(const GeluBackwardParams& p, int64_t begin, int64_t end) {
+  with_elements(p.x, p.x_bf16, [&](const auto* x) {
+    with_elements(p.dy, p.dy_bf16, [&](const auto* dy) {
+      with_mutable_elements(p.dx, p.dx_bf16, [&](auto* dx) {
+        int64_t i = begin;
+        for (; i + Simd::kLanes <= end; i += Simd::kLanes) {
+          store_narrow(dx + i, Simd::mul(load_wide(dy + i), gelu_slope(load_wide(x + i))));
+        }
+        for (; i < end; ++i) {
+          float lanes[Simd::kLanes];
+          Simd::store(lanes, gelu_slope(Simd::set1(widen(x[i]))));
+          narrow(widen(dy[i]) * lanes[0], dx + i);
+        }
+      });
+    });
+  });
+}
+
 }  // namespace
 }  // namespace m3

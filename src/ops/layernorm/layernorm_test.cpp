@@ -52,5 +52,45 @@ TEST(Layernorm, works_in_place) {
   });
 }
 
+TEST(LayernormBackward, the_reference_is_the_gradient) {
+  const Host x = random(DType::kF64, {3, 7}, 1), w = random(DType::kF64, {7}, 2), b = random(DType::kF64, {7}, 3);
+  const Host dy = random(DType::kF64, {3, 7}, 4), y(DType::kF64, {3, 7});
+  const Host dx(DType::kF64, {3, 7}), dw(DType::kF64, {7}), db(DType::kF64, {7});
+  const auto loss = [&] {
+    layernorm_ref(x, w, b, y, 1e-2f);
+    return testing::dot(dy, y);
+  };
+  layernorm_backward_ref(x, w, dy, 1e-2f, dx, false, dw, db);
+  EXPECT_TRUE(close(dx, testing::numeric_gradient(x, loss), 1e-8));
+  EXPECT_TRUE(close(dw, testing::numeric_gradient(w, loss), 1e-8));
+  EXPECT_TRUE(close(db, testing::numeric_gradient(b, loss), 1e-8));
+}
+
+TEST(LayernormBackward, equals_the_reference_in_every_type_and_size) {
+  testing::for_each_isa([] {
+    Arena scratch("test", 1 << 20);
+    for (int64_t T : {0, 1, 64, 65, 200}) {
+      for (int64_t C : {3, 7, 128, 129}) {
+        for (DType xt : kTypes) {
+          for (DType gt : kTypes) {
+            for (bool accumulate : {false, true}) {
+              const Host x = random(xt, {T, C}, 1, 3), w = random(xt, {C}, 2), dy = random(gt, {T, C}, 3);
+              const Host dx = random(gt, {T, C}, 4), dw = random(DType::kF32, {C}, 5), db = random(DType::kF32, {C}, 6);
+              const Host dx_want = testing::copy_as(DType::kF64, dx), dw_want = testing::copy_as(DType::kF64, dw);
+              const Host db_want = testing::copy_as(DType::kF64, db);
+              layernorm_backward(x, w, dy, 1e-2f, dx, accumulate, dw, db, scratch);
+              layernorm_backward_ref(x, w, dy, 1e-2f, dx_want, accumulate, dw_want, db_want);
+              // Few elements a row: the terms of dx cancel.
+              ASSERT_TRUE(close(dx, dx_want, (C == 3 ? 1e-4 : 3e-6) + testing::rounding(gt))) << T << " x " << C;
+              ASSERT_TRUE(close(dw, dw_want, 2e-6)) << T << " x " << C;
+              ASSERT_TRUE(close(db, db_want, 2e-6)) << T << " x " << C;
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace m3

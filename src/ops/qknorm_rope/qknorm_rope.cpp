@@ -41,12 +41,25 @@ void run(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM, const Ten
   check_tables(cos_TM, sin_TM, T);
   M3_CHECK(2 * cos_TM.dim(1) <= D, "cos_TM {} rotates more than the {} dims of a head", cos_TM.shape().str(), D);
   if (w_D.defined()) check_float("w_D", w_D, {D});
-  const auto is_bf16 = [](const Tensor& t) { return t.dtype() == DType::kBF16; };
   const QknormRopeParams params = {x_THD.data(),      w_D.data(),     cos_TM.ptr<float>(), sin_TM.ptr<float>(),
                                    y_THD.data(),      is_bf16(x_THD), is_bf16(w_D),        is_bf16(y_THD),
                                    H,                 D,              cos_TM.dim(1),       eps};
   const auto kernel = cpu_isa() >= CpuIsa::kAvx2 ? qknorm_rope_avx2 : qknorm_rope_portable;
   parallel_rows(T, H * D, [&](int64_t begin, int64_t end) { kernel(params, begin, end); });
+}
+
+QknormRopeBackwardParams backward_params(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM,
+                                         const Tensor& sin_TM, float eps, const Tensor& dy_THD, const Tensor& dx_THD) {
+  M3_CHECK(dy_THD.rank() == 3, "dy_THD must be [T, H, D], got {}", dy_THD.shape().str());
+  const int64_t T = dy_THD.dim(0), H = dy_THD.dim(1), D = dy_THD.dim(2);
+  M3_CHECK(D <= kMaxHeadDim, "dy_THD {} has heads of {} dims, the largest is {}", dy_THD.shape().str(), D, kMaxHeadDim);
+  check_float("dy_THD", dy_THD);
+  check_float("dx_THD", dx_THD, dy_THD.shape());
+  check_tables(cos_TM, sin_TM, T);
+  M3_CHECK(2 * cos_TM.dim(1) <= D, "cos_TM {} rotates more than the {} dims of a head", cos_TM.shape().str(), D);
+  return {x_THD.data(),   w_D.data(),      cos_TM.ptr<float>(), sin_TM.ptr<float>(), dy_THD.data(), dx_THD.data(),
+          is_bf16(x_THD), is_bf16(w_D),    is_bf16(dy_THD),     is_bf16(dx_THD),     H,             D,
+          cos_TM.dim(1),  eps};
 }
 
 }  // namespace
@@ -94,6 +107,30 @@ void qknorm_rope(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM, c
 
 void rope(const Tensor& x_THD, const Tensor& cos_TM, const Tensor& sin_TM, const Tensor& y_THD, Stream) {
   run(x_THD, {}, cos_TM, sin_TM, 0, y_THD);
+}
+
+void qknorm_rope_backward(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM, const Tensor& sin_TM, float eps,
+                          const Tensor& dy_THD, const Tensor& dx_THD, const Tensor& dw_D, Arena& scratch, Stream) {
+  const QknormRopeBackwardParams params = backward_params(x_THD, w_D, cos_TM, sin_TM, eps, dy_THD, dx_THD);
+  check_float("x_THD", x_THD, dy_THD.shape());
+  check_float("w_D", w_D, {params.head_dim});
+  check_shape("dw_D", dw_D, {params.head_dim});
+  const auto kernel = cpu_isa() >= CpuIsa::kAvx2 ? qknorm_rope_backward_avx2 : qknorm_rope_backward_portable;
+  const ArenaScope scope(scratch);
+  const BlockSums sums(dy_THD.dim(0), params.head_dim, scratch,
+                       [&](int64_t begin, int64_t end, float* dw) { kernel(params, begin, end, dw); });
+  sums.add_to(dw_D.ptr<float>(), 0, params.head_dim);
+}
+
+int64_t qknorm_rope_backward_scratch_bytes(int64_t num_tokens, int64_t head_dim) {
+  return BlockSums::scratch_bytes(num_tokens, head_dim);
+}
+
+void rope_backward(const Tensor& dy_THD, const Tensor& cos_TM, const Tensor& sin_TM, const Tensor& dx_THD, Stream) {
+  const QknormRopeBackwardParams params = backward_params({}, {}, cos_TM, sin_TM, 0, dy_THD, dx_THD);
+  const auto kernel = cpu_isa() >= CpuIsa::kAvx2 ? qknorm_rope_backward_avx2 : qknorm_rope_backward_portable;
+  parallel_rows(dy_THD.dim(0), params.num_heads * params.head_dim,
+                [&](int64_t begin, int64_t end) { kernel(params, begin, end, nullptr); });
 }
 
 }  // namespace m3

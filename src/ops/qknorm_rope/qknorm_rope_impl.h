@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 
+#include "ops/common/norm_backward_impl.h"
 #include "ops/common/simd_formats.h"
 #include "ops/qknorm_rope/qknorm_rope_kernel.h"
 
@@ -67,6 +68,47 @@ void qknorm_rope_tokens(const QknormRopeParams& p, int64_t token_begin, int64_t 
           }
         }
       });
+    });
+  });
+}
+
+// The rotation by −a is its transpose. From dy into fp32.
+template <class DY>
+void unrotate_head(const DY* dy, const float* cos, const float* sin, int64_t pairs, int64_t dim, float* out) {
+  int64_t m = 0;
+  for (; m + Simd::kLanes <= pairs; m += Simd::kLanes) {
+    const Vec a = load_wide(dy + m), b = load_wide(dy + m + pairs);
+    const Vec c = Simd::load(cos + m), s = Simd::load(sin + m);
+    Simd::store(out + m, Simd::add(Simd::mul(a, c), Simd::mul(b, s)));
+    Simd::store(out + m + pairs, Simd::sub(Simd::mul(b, c), Simd::mul(a, s)));
+  }
+  for (; m < pairs; ++m) {
+    const float a = widen(dy[m]), b = widen(dy[m + pairs]);
+    out[m] = a * cos[m] + b * sin[m];
+    out[m + pairs] = b * cos[m] - a * sin[m];
+  }
+  for (int64_t i = 2 * pairs; i < dim; ++i) out[i] = widen(dy[i]);
+}
+
+void qknorm_rope_backward_tokens(const QknormRopeBackwardParams& p, int64_t token_begin, int64_t token_end, float* dw) {
+  alignas(64) float unrotated[kMaxHeadDim];
+  with_elements(p.dy, p.dy_bf16, [&](const auto* dy) {
+    with_mutable_elements(p.dx, p.dx_bf16, [&](auto* dx) {
+      for (int64_t t = token_begin; t < token_end; ++t) {
+        for (int64_t h = 0; h < p.num_heads; ++h) {
+          const int64_t at = (t * p.num_heads + h) * p.head_dim;
+          unrotate_head(dy + at, p.cos + t * p.num_pairs, p.sin + t * p.num_pairs, p.num_pairs, p.head_dim, unrotated);
+          if (p.w == nullptr) {
+            for (int64_t i = 0; i < p.head_dim; ++i) narrow(unrotated[i], dx + at + i);
+            continue;
+          }
+          with_elements(p.x, p.x_bf16, [&](const auto* x) {
+            with_elements(p.w, p.w_bf16, [&](const auto* w) {
+              norm_backward_row(x + at, w, unrotated, p.head_dim, p.eps, dx + at, false, dw);
+            });
+          });
+        }
+      }
     });
   });
 }

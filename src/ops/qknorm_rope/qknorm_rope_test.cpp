@@ -113,5 +113,49 @@ TEST(QknormRope, more_pairs_than_a_head_has_are_refused) {
   EXPECT_THROW(rope(x, tables.cos, tables.sin, y), Error);
 }
 
+TEST(QknormRopeBackward, the_reference_is_the_gradient) {
+  const Tables tables(positions({3, 1000}), 3);
+  const Host x = random(DType::kF64, {2, 2, 8}, 1), w = random(DType::kF64, {8}, 2), dy = random(DType::kF64, {2, 2, 8}, 3);
+  const Host y(DType::kF64, {2, 2, 8}), dx(DType::kF64, {2, 2, 8}), dw(DType::kF64, {8});
+  const auto loss = [&] {
+    qknorm_rope_ref(x, w, tables.cos, tables.sin, 1e-2f, y);
+    return testing::dot(dy, y);
+  };
+  qknorm_rope_backward_ref(x, w, tables.cos, tables.sin, 1e-2f, dy, dx, dw);
+  EXPECT_TRUE(close(dx, testing::numeric_gradient(x, loss), 1e-8));
+  EXPECT_TRUE(close(dw, testing::numeric_gradient(w, loss), 1e-8));
+  const auto rotation = [&] {
+    qknorm_rope_ref(x, {}, tables.cos, tables.sin, 0, y);
+    return testing::dot(dy, y);
+  };
+  qknorm_rope_backward_ref(x, {}, tables.cos, tables.sin, 0, dy, dx, {});
+  EXPECT_TRUE(close(dx, testing::numeric_gradient(x, rotation), 1e-8));
+}
+
+TEST(QknormRopeBackward, equals_the_reference_in_every_type_and_size) {
+  testing::for_each_isa([] {
+    Arena scratch("test", 1 << 20);
+    for (int64_t T : {0, 1, 65, 130}) {
+      for (auto [H, D, M] : {std::array<int64_t, 3>{1, 128, 32}, {3, 80, 39}, {2, 12, 6}, {4, 7, 3}}) {
+        for (DType xt : kTypes) {
+          for (DType gt : kTypes) {
+            const Tables tables(testing::random_ints({T}, 9, 5000), M);
+            const Host x = random(xt, {T, H, D}, 1, 3), w = random(xt, {D}, 2, 0.3), dy = random(gt, {T, H, D}, 3);
+            const Host dx(gt, {T, H, D}), dx_want(DType::kF64, {T, H, D});
+            const Host dw = random(DType::kF32, {D}, 4), dw_want = testing::copy_as(DType::kF64, dw);
+            qknorm_rope_backward(x, w, tables.cos, tables.sin, kEps, dy, dx, dw, scratch);
+            qknorm_rope_backward_ref(x, w, tables.cos, tables.sin, kEps, dy, dx_want, dw_want);
+            ASSERT_TRUE(close(dx, dx_want, 3e-6 + testing::rounding(gt))) << T << " x " << H << " x " << D;
+            ASSERT_TRUE(close(dw, dw_want, 3e-6)) << T << " x " << H << " x " << D;
+            rope_backward(dy, tables.cos, tables.sin, dx);
+            qknorm_rope_backward_ref({}, {}, tables.cos, tables.sin, 0, dy, dx_want, {});
+            ASSERT_TRUE(close(dx, dx_want, 1e-6 + testing::rounding(gt))) << T << " x " << H << " x " << D;
+          }
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace m3

@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 
+#include "ops/common/norm_backward_impl.h"
 #include "ops/common/simd_formats.h"
 #include "ops/rmsnorm/rmsnorm_kernel.h"
 
@@ -52,6 +53,21 @@ void rmsnorm_rows(const RmsnormParams& p, int64_t row_begin, int64_t row_end) {
           const float mean = sum_of_squares(x + row * n, n) / static_cast<float>(n);
           scale_row(x + row * n, w, y + row * n, 1.0f / std::sqrt(mean + p.eps), n);
         }
+      });
+    });
+  });
+}
+
+void rmsnorm_backward_rows(const RmsnormBackwardParams& p, int64_t row_begin, int64_t row_end, float* dw) {
+  const int64_t n = p.hidden;
+  with_elements(p.x, p.x_bf16, [&](const auto* x) {
+    with_elements(p.w, p.w_bf16, [&](const auto* w) {
+      with_elements(p.dy, p.dy_bf16, [&](const auto* dy) {
+        with_mutable_elements(p.dx, p.dx_bf16, [&](auto* dx) {
+          for (int64_t row = row_begin; row < row_end; ++row) {
+            norm_backward_row(x + row * n, w, dy + row * n, n, p.eps, dx + row * n, p.accumulate_dx, dw);
+          }
+        });
       });
     });
   });

@@ -1,5 +1,6 @@
 #include "ops/rmsnorm/rmsnorm.h"
 
+#include "base/threads.h"
 #include "ops/common/testing.h"
 
 namespace m3 {
@@ -83,6 +84,58 @@ TEST(Rmsnorm, rows_do_not_depend_on_the_batch) {
       EXPECT_TRUE(testing::same_bits(one, (*all).rows(t, t + 1)));
     }
   });
+}
+
+TEST(RmsnormBackward, the_reference_is_the_gradient) {
+  const Host x = random(DType::kF64, {3, 7}, 1), w = random(DType::kF64, {7}, 2), dy = random(DType::kF64, {3, 7}, 3);
+  const Host y(DType::kF64, {3, 7}), dx(DType::kF64, {3, 7}), dw(DType::kF64, {7});
+  const auto loss = [&] {
+    rmsnorm_ref(x, w, y, 1e-2f);
+    return testing::dot(dy, y);
+  };
+  rmsnorm_backward_ref(x, w, dy, 1e-2f, dx, false, dw);
+  EXPECT_TRUE(close(dx, testing::numeric_gradient(x, loss), 1e-8));
+  EXPECT_TRUE(close(dw, testing::numeric_gradient(w, loss), 1e-8));
+}
+
+TEST(RmsnormBackward, equals_the_reference_in_every_type_and_size) {
+  testing::for_each_isa([] {
+    Arena scratch("test", 1 << 20);
+    for (int64_t T : {0, 1, 64, 65, 200}) {
+      for (int64_t C : {1, 7, 128, 129}) {
+        for (DType xt : kTypes) {
+          for (DType gt : kTypes) {
+            for (bool accumulate : {false, true}) {
+              const Host x = random(xt, {T, C}, 1, 3), w = random(xt, {C}, 2, 0.3), dy = random(gt, {T, C}, 3);
+              const Host dx = random(gt, {T, C}, 4), dw = random(DType::kF32, {C}, 5);
+              const Host dx_want = testing::copy_as(DType::kF64, dx), dw_want = testing::copy_as(DType::kF64, dw);
+              rmsnorm_backward(x, w, dy, 1e-2f, dx, accumulate, dw, scratch);
+              rmsnorm_backward_ref(x, w, dy, 1e-2f, dx_want, accumulate, dw_want);
+              // One element a row (C = 1): the terms of dx cancel to eps.
+              ASSERT_TRUE(close(dx, dx_want, (C == 1 ? 1e-2 : 2e-6) + testing::rounding(gt))) << T << " x " << C;
+              ASSERT_TRUE(close(dw, dw_want, 2e-6)) << T << " x " << C;
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(RmsnormBackward, bits_do_not_depend_on_the_number_of_threads) {
+  Arena scratch("test", 1 << 20);
+  const Host x = random(DType::kBF16, {500, 70}, 1), w = random(DType::kF32, {70}, 2), dy = random(DType::kF32, {500, 70}, 3);
+  const Host dx(DType::kF32, {500, 70});
+  const int before = num_threads();
+  Host first;
+  for (int threads : {1, 2, 5}) {
+    set_num_threads(threads);
+    Host dw(DType::kF32, {70});
+    rmsnorm_backward(x, w, dy, kEps, dx, false, dw, scratch);
+    if (threads == 1) first = std::move(dw);
+    else EXPECT_TRUE(testing::same_bits(dw, first)) << threads;
+  }
+  set_num_threads(before);
 }
 
 }  // namespace

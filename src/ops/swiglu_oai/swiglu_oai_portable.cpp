@@ -4,4 +4,8 @@ namespace m3 {
 
 void swiglu_oai_portable(const SwigluOaiParams& params, int64_t begin, int64_t end) { swiglu_range(params, begin, end); }
 
+void swiglu_oai_backward_portable(const SwigluOaiBackwardParams& params, int64_t begin, int64_t end) {
+  swiglu_backward_range(params, begin, end);
+}
+
 }  // namespace m3
