@@ -216,7 +216,8 @@ void run_case(const Case& c, int rounds, bool sweep, bool full) {
   const double bytes = w.index_bytes() + w.attend_bytes();
   w.measure(fmt::format("default c{}", best.cluster).c_str(), rounds, bytes, whole({}, best));
   if (!sweep) return;
-  for (const int stages : {3, 4, 6}) {
+  w.measure("dependent steps", rounds, bytes, whole({.dependent = true}, best));
+  for (const int stages : {3, 4}) {
     w.measure(fmt::format("index only st{}", stages).c_str(), rounds, w.index_bytes(),
               [&](int layer, Stream s) { w.index(layer, {.stages = stages}, s); });
   }
@@ -224,17 +225,16 @@ void run_case(const Case& c, int rounds, bool sweep, bool full) {
     AttendDecodeTuning t = best;
     t.cluster = cluster;
     w.measure(fmt::format("c{}", cluster).c_str(), rounds, bytes, whole({}, t));
-    w.measure(fmt::format("attend only c{}", cluster).c_str(), rounds, w.attend_bytes(), [&](int layer, Stream s) {
-      AttendDecodeTuning alone = t;
-      alone.dependent = false;
-      w.attend(layer, false, alone, s);
-    });
+    w.measure(fmt::format("c{} dependent steps", cluster).c_str(), rounds, bytes, whole({.dependent = true}, t));
   }
+  w.measure("attend only", rounds, w.attend_bytes(), [&](int layer, Stream s) {
+    AttendDecodeTuning alone = best;
+    alone.dependent = false;
+    w.attend(layer, false, alone, s);
+  });
   AttendDecodeTuning serial = best;
   serial.dependent = false;
   w.measure("no dependent launch", rounds, bytes, whole({}, serial));
-  w.measure("st3", rounds, bytes, whole({.stages = 3}, best));
-  w.measure("st4", rounds, bytes, whole({.stages = 4}, best));
 }
 
 }  // namespace

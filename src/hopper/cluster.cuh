@@ -31,23 +31,13 @@ __device__ __forceinline__ uint32_t cluster_load_u32(uint32_t address) {
   return value;
 }
 
-// A pair or four floats; the address is a multiple of 8 or 16.
-__device__ __forceinline__ float2 cluster_load_f32x2(uint32_t address) {
-  float2 value;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
-  return value;
-}
-__device__ __forceinline__ float4 cluster_load_f32x4(uint32_t address) {
-  float4 value;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
-}
-
 __device__ __forceinline__ void cluster_store_u32(uint32_t address, uint32_t value) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// The address is a multiple of 8.
+__device__ __forceinline__ void cluster_store_f32x2(uint32_t address, float x, float y) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
 }  // namespace m3::hopper

@@ -9,8 +9,8 @@
 //   neither                 all keys (kFull).
 //
 // bf16, D = B = 128, G <= 16, K <= 32; attend_decode_supports names what is outside. A cluster of CTAs
-// shares one (sequence, four query tokens, group); partial results meet in distributed shared memory in
-// a fixed order. Bits depend on `cluster` and `splits` and on the row's own inputs, not on the batch.
+// shares one (sequence, up to four query tokens, group); partial results meet in distributed shared
+// memory in a fixed order. Bits depend on `cluster` and `splits` and on the row's own inputs, not on the batch.
 // Lengths, cu_q and page tables are read from device memory. Rows without keys: O = 0, LSE = -inf, ids -1.
 #pragma once
 #include <string>
@@ -46,7 +46,6 @@ struct AttendDecodeParams {
 struct AttendDecodeTuning {
   int cluster = 1;         // CTAs that share one item: 1, 2, 4, 8, 16
   int splits = 1;          // further cut of all keys (kFull) over clusters, merged by a second kernel
-  int stages = 3;          // 64 keys, 32 KB, each
   bool dependent = true;   // programmatic dependent launch on the kernel before (the scores)
 };
 

@@ -1,21 +1,24 @@
 // Decode attention over selected blocks or all keys (hopper.md §6.6).
 //
-// Work item: (sequence, up to four query tokens, group). A cluster of 1..16 CTAs shares an item: its
-// list of blocks, cut into stages of 64 keys, is dealt out in contiguous parts.
-//   warp 4      producer: one tensor copy of 16 KB for K and one for V a stage, 128-byte swizzled
-//   warps 0-3   mma.sync m16n8k16 with the 16 heads of a group as M and keys as N, so that S = Q K^T
-//               leaves P in the registers where P V wants it. One token: warp w takes keys 16w..16w+15
-//               of a stage. Two tokens: two warps each. Three or four: one warp each, over all 64 keys;
-//               a warp skips blocks that its token did not select. Online softmax per warp.
-// Before: threads 0-127 choose the blocks from the index scores, or unite the tokens' lists.
-// After: warps of a token, then CTAs of the cluster (distributed shared memory) are merged in order, the
-// rows of the result dealt over the cluster.
+// Work item: (sequence, one or up to four query tokens, group). A cluster of 1..16 CTAs shares an item:
+// its list of blocks is dealt out in contiguous parts.
+//   warp 8      producer: K and V tiles of a block (128 keys, 32 KB), one tensor copy each, 128-byte
+//               swizzled, in turn through one ring
+//   warps 0-7   S = Q K^T: warp w takes keys 16w..16w+15, the 16 heads of the group are M of mma.sync
+//               m16n8k16; row maxima meet in shared memory, P goes there as bf16; O += P V: warp w takes
+//               dims 16w..16w+15 over all keys. So no warp holds another's part of a row and nothing has
+//               to be merged inside a CTA. Tokens that did not select a block skip it.
+// Before: the consumers choose the blocks from the index scores, or unite the tokens' lists.
+// After: every CTA sends its (maximum, sum, O) of each row straight into the shared memory of the CTA
+// that owns the row; one cluster barrier; owners merge in rank order.
 // Fragments of Q and K take the 16-byte chunks 2t, 2t+1 (+ 8) of a row in lane t of a quad, in one order
-// for both; with the swizzle that is free of bank conflicts and Q needs no shared memory.
+// for both: with the swizzle that is free of bank conflicts, and Q needs no shared memory.
 //
-// Shared memory: ring 32 KB x stages (before: scratch of the choice; after: 33 KB of partials), lists,
-// barriers. FLOP: 4*16*128*128 a block and token; bytes: 64 KB a block: bound by memory or, for small
-// batches, by latency. Two CTAs share an SM, so that one streams while the other chooses or merges.
+// Shared memory: ring of 3 or 4 tiles (before: scratch of the choice), P 4.3 KB and parts 8 KB a token,
+// statistics, lists. FLOP: 4*16*128*128 a block and token; bytes: 64 KB a block: bound by memory or, for
+// small batches, by latency: after the choice each stage is a short chain of a few hundred cycles.
+// Queries, keys, values and scores are read after the wait for the kernel before; lengths, cu_q and page
+// tables, inputs of the whole step, before it.
 #include <algorithm>
 
 #include "hopper/cluster.cuh"
@@ -33,16 +36,14 @@ namespace {
 using namespace hopper;
 
 constexpr int kBlock = 128, kDim = 128, kHeads = 16;
-constexpr int kStageKeys = 64;
-constexpr int kTileBytes = kStageKeys * kDim * 2;  // K or V of a stage: [2 halves of D][64 keys][64], swizzled
-constexpr int kStageBytes = 2 * kTileBytes;
+constexpr int kTileBytes = kBlock * kDim * 2;  // K or V of a block: [2 halves of D][128 keys][64], swizzled
 constexpr int kHalfBytes = kTileBytes / 2;
-constexpr int kMaxStages = 6;
-constexpr int kConsumers = 128, kThreads = kConsumers + 32;
-constexpr int kTokens = 4;  // query tokens of an item
-constexpr int kMaxEntries = kTokens * kSelectMaxTopk;
-constexpr int kPartialStride = kDim + 4;  // floats; rows of neighbouring quads on different banks
+constexpr int kMaxTiles = 6;
+constexpr int kWarps = 8, kConsumers = kWarps * 32, kThreads = kConsumers + 32;
+constexpr int kProbStride = kBlock * 2 + 16;  // bytes; rows on different banks
+constexpr int kMaxTokens = 4;
 constexpr float kLn2 = 0.693147180559945f;
+static_assert(kConsumers == kSelectThreads);
 
 struct Entry {
   int block;
@@ -50,68 +51,92 @@ struct Entry {
   int tokens;  // bit per token of the item that reads it
 };
 
-struct Shared {
-  uint64_t full_k[kMaxStages], full_v[kMaxStages], empty[kMaxStages];
-  Entry entries[kMaxEntries];
-  int num_entries;
-  int32_t ids[kMaxEntries];
-  uint8_t first[kMaxEntries];
-  float2 warp_stat[4][kHeads];        // running maximum (log2 units) and sum of a warp's part
-  float2 token_stat[kTokens][kHeads];  // of the CTA's part
+template <int kTokens>
+struct alignas(16) Shared {
+  float part[kTokens * kHeads][kDim];      // rows owned by this CTA, [row of the CTA][rank of the sender]
+  float2 part_stat[kTokens * kHeads];      // their maximum (log2 units) and sum
+  uint8_t probabilities[kTokens][kHeads][kProbStride];
+  float warp_max[kTokens][kHeads][kWarps];
+  float warp_sum[kTokens][kHeads][kWarps];
+  uint4 query[kTokens == 1 ? 1 : kTokens][kTokens == 1 ? 1 : 8][32];  // fragments, where registers do not hold them
   SelectShared select;
+  uint64_t full[kMaxTiles], empty[kMaxTiles];
+  Entry entries[kTokens * kSelectMaxTopk];
+  int32_t ids[kTokens * kSelectMaxTopk];
+  uint8_t first[kTokens * kSelectMaxTopk];
+  int num_entries;
 };
 
-// Where an item lies; the same in all threads of a cluster.
+// Two CTAs for one token share an SM, or one of them and one CTA of the index kernel (which takes a
+// little over half of the 228 KB): so the choice begins the moment the last scores are written.
+static_assert(3 * kTileBytes + sizeof(Shared<1>) + 1024 <= 228 * 1024 / 2 - 16);
+
+// What a cluster works on.
 struct Item {
-  int sequence, group, first_row, num_tokens, length, position;  // position of the first token
+  int sequence, group, first_row, num_tokens;
+  int position;  // of the first token; negative in unused slots
+  bool all_keys;
 };
-
-__device__ __forceinline__ int position_of(const Item& item, int token) { return item.position + token; }
 
 struct Range {
-  int begin, end;
+  int begin, end;  // of the item's blocks
 };
+
+__device__ __forceinline__ void consumers_sync() { named_barrier_sync(1, kConsumers); }
 
 // --- the list of blocks
 
-// One token, from its scores. Threads 0..127.
-__device__ __forceinline__ void choose_blocks(const AttendDecodeParams& p, const Item& item, bool write_ids,
-                                              uint8_t* scratch, Shared& shared) {
+// One token, from its scores. All consumers.
+__device__ __forceinline__ void choose_blocks(const AttendDecodeParams& p, const Item& item, int rank, int cluster,
+                                              bool write_ids, bool prefetch, uint8_t* scratch, Shared<1>& shared) {
   const int thread = threadIdx.x;
   const int own = item.position < 0 ? -1 : item.position / kBlock;
   const int wanted = min(p.topk - 1, own);
-  if (wanted > 0 && own > p.topk - 1) {
+  const int32_t* pages = p.page_table + item.sequence * p.page_stride;
+  int32_t* ids = p.ids_RTK + (int64_t{item.group} * p.num_queries + item.first_row) * p.topk;
+  // The keys and values of candidates start towards L2 while their ranks are counted.
+  const auto fetch = [&](int block) {
+    const int page = pages[block];
+    if (prefetch && block % cluster == rank) {
+      const int64_t offset = (int64_t{page} * p.groups + item.group) * kTileBytes;
+      bulk_prefetch_l2(static_cast<const uint8_t*>(p.k_PRBD) + offset, kTileBytes);
+      bulk_prefetch_l2(static_cast<const uint8_t*>(p.v_PRBD) + offset, kTileBytes);
+    }
+    return page;
+  };
+  const auto emit = [&](int place, int block, int page) {
+    shared.entries[place] = {block, page, 1};
+    if (write_ids) ids[place] = block;
+  };
+  if (wanted > 0 && own > wanted) {
     const float* scores = p.scores_TRM + (int64_t{item.first_row} * p.groups + item.group) * p.score_stride;
-    select_blocks(scores, own, wanted, scratch, shared.select, shared.ids, thread,
-                  [] { named_barrier_sync(1, kConsumers); });
+    select_blocks(scores, own, wanted, scratch, shared.select, thread, consumers_sync, fetch, emit);
   } else if (thread < wanted) {
-    shared.ids[thread] = thread;
+    emit(thread, thread, pages[thread]);
   }
-  if (thread <= wanted) {
-    const int block = thread == wanted ? own : shared.ids[thread];
-    if (block >= 0) shared.entries[thread] = {block, p.page_table[item.sequence * p.page_stride + block], 1};
+  if (thread == 0) {
+    shared.num_entries = own + 1 < p.topk ? own + 1 : p.topk;
+    if (own >= 0) shared.entries[wanted] = {own, pages[own], 1};
   }
-  if (thread == 0) shared.num_entries = own < 0 ? 0 : wanted + 1;
-  if (write_ids && thread < p.topk) {
-    const int id = thread < wanted ? shared.ids[thread] : thread == wanted ? own : -1;
-    p.ids_RTK[(int64_t{item.group} * p.num_queries + item.first_row) * p.topk + thread] = id;
-  }
+  if (write_ids && thread >= max(wanted, 0) && thread < p.topk) ids[thread] = thread == wanted ? own : -1;
 }
 
-// The union of the tokens' lists, ascending. Threads 0..127; at most one entry per thread.
-__device__ __forceinline__ void unite_blocks(const AttendDecodeParams& p, const Item& item, Shared& shared) {
+// The union of the tokens' lists, ascending. All consumers; at most one entry per thread.
+template <int kTokens>
+__device__ __forceinline__ void unite_blocks(const AttendDecodeParams& p, const Item& item, Shared<kTokens>& shared) {
   const int thread = threadIdx.x, count = item.num_tokens * p.topk;
   int own = -1;
   if (thread < count) {
     const int token = thread / p.topk;
     const int64_t row = int64_t{item.group} * p.num_queries + item.first_row + token;
-    if (position_of(item, token) >= 0) own = p.ids_RTK[row * p.topk + thread % p.topk];
+    if (item.position + token >= 0) own = p.ids_RTK[row * p.topk + thread % p.topk];
     shared.ids[thread] = own;
   }
-  named_barrier_sync(1, kConsumers);
+  if (thread == 0) shared.num_entries = 0;
+  consumers_sync();
   bool first = own >= 0;
   int tokens = 0;
-  if (thread < count && own >= 0) {
+  if (own >= 0) {
     for (int i = 0; i < count; ++i) {
       if (shared.ids[i] != own) continue;
       tokens |= 1 << (i / p.topk);
@@ -119,11 +144,10 @@ __device__ __forceinline__ void unite_blocks(const AttendDecodeParams& p, const 
     }
   }
   if (thread < count) shared.first[thread] = first ? 1 : 0;
-  const int num_first = __popc(__ballot_sync(0xffffffffu, thread < count && first));
-  if (thread == 0) shared.num_entries = 0;
-  named_barrier_sync(1, kConsumers);
+  const int num_first = __popc(__ballot_sync(0xffffffffu, first));
   if (thread % 32 == 0) atomicAdd(&shared.num_entries, num_first);
-  if (thread < count && first) {
+  consumers_sync();
+  if (first) {
     int place = 0;
     for (int i = 0; i < count; ++i) place += shared.first[i] != 0 && shared.ids[i] < own ? 1 : 0;
     shared.entries[place] = {own, p.page_table[item.sequence * p.page_stride + own], tokens};
@@ -132,42 +156,38 @@ __device__ __forceinline__ void unite_blocks(const AttendDecodeParams& p, const 
 
 // --- copies
 
+template <int kTokens>
 __device__ __forceinline__ void produce(const AttendDecodeParams& p, const CUtensorMap* k_map,
-                                        const CUtensorMap* v_map, const Item& item, Range range, bool all_keys,
-                                        int stages, uint8_t* ring, Shared& shared) {
+                                        const CUtensorMap* v_map, const Item& item, Range range, int num_tiles,
+                                        uint8_t* ring, Shared<kTokens>& shared) {
   const int lane = threadIdx.x % 32;
   const int32_t* pages = p.page_table + item.sequence * p.page_stride;
   const auto page_at = [&](int at) {
-    return at >= range.end ? 0 : all_keys ? pages[at / 2] : shared.entries[at / 2].page;
+    return at >= range.end ? 0 : item.all_keys ? pages[at] : shared.entries[at].page;
   };
-  int stage = 0, round = 0;
+  int tile = 0, round = 0;
   int next_page = page_at(range.begin + lane);
   for (int base = range.begin; base < range.end; base += 32) {
     const int page = next_page;
-    next_page = page_at(base + 32 + lane);
+    next_page = page_at(base + 32 + lane);  // arrives while this 32 are copied
     const int count = min(32, range.end - base);
     for (int i = 0; i < count; ++i) {
-      const int row = (__shfl_sync(0xffffffffu, page, i) * p.groups + item.group) * kBlock + (base + i) % 2 * kStageKeys;
-      if (lane == 0) {
-        if (round > 0) mbarrier_wait(&shared.empty[stage], (round - 1) & 1);
-        uint8_t* tile = ring + stage * kStageBytes;
-        mbarrier_arrive_expect_tx(&shared.full_k[stage], kTileBytes);
-        tma_load(tile, k_map, &shared.full_k[stage], 0, row, 0);
-        mbarrier_arrive_expect_tx(&shared.full_v[stage], kTileBytes);
-        tma_load(tile + kTileBytes, v_map, &shared.full_v[stage], 0, row, 0);
+      const int row = (__shfl_sync(0xffffffffu, page, i) * p.groups + item.group) * kBlock;
+      for (int which = 0; which < 2; ++which) {
+        if (lane == 0) {
+          if (round > 0) mbarrier_wait(&shared.empty[tile], (round - 1) & 1);
+          mbarrier_arrive_expect_tx(&shared.full[tile], kTileBytes);
+          tma_load(ring + tile * kTileBytes, which == 0 ? k_map : v_map, &shared.full[tile], 0, row, 0);
+        }
+        if (++tile == num_tiles) tile = 0, ++round;
       }
-      if (++stage == stages) stage = 0, ++round;
     }
   }
 }
 
-// --- one warp's attention
+// --- attention of a CTA
 
-struct WarpState {
-  float o[16][4];             // heads g, g+8; dims 8j + 2t and the next
-  float maximum[2], sum[2];   // of heads g, g+8; log2 units; the sum is this lane's share
-};
-
+// A fragments of the token's 16 heads, in the chunk order of the K fragments.
 __device__ __forceinline__ void load_query(const AttendDecodeParams& p, const Item& item, int token,
                                            uint32_t (&query)[4][8]) {
   const int lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
@@ -185,153 +205,206 @@ __device__ __forceinline__ void load_query(const AttendDecodeParams& p, const It
   }
 }
 
-// Logits of 16 keys, in log2 units: s[n][..] are keys 8n + 2t, +1 of heads g (0, 1) and g+8 (2, 3).
-// last: the last visible key, relative to the first of the 16.
-__device__ __forceinline__ void logits(const uint8_t* k_tile, int key0, const uint32_t (&query)[4][8], float scale,
-                                       int last, float (&s)[2][4]) {
-  const int lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
+template <int kTokens>
+struct State {
+  float o[kTokens][2][4];                      // heads g, g+8; dims 16w + 8n + 2t and the next
+  float maximum[kTokens][2], sum[kTokens][2];  // heads g, g+8; log2 units; the sum is of this lane's keys
+};
+
+// Logits of the warp's 16 keys in log2 units: s[..][n][..] are keys 8n + 2t, +1 of heads g (0, 1) and
+// g+8 (2, 3). last: the first token's last visible key, relative to the first of the 16.
+template <int kTokens>
+__device__ __forceinline__ void logits(const uint8_t* k_tile, const uint32_t (&query)[4][8],
+                                       const Shared<kTokens>& shared, int tokens, float scale, int last,
+                                       float (&s)[kTokens][2][4]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
+  const uint8_t* rows = k_tile + (16 * warp + quad) * 128;
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const uint8_t* row = k_tile + (key0 + 8 * n + quad) * 128;
-    s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+  for (int token = 0; token < kTokens; ++token) {
+    if ((tokens >> token & 1) == 0) continue;
+    float half[2][4] = {};  // for one token two chains of products: half the latency
+#pragma unroll
+    for (int n = 0; n < 2; ++n) s[token][n][0] = s[token][n][1] = s[token][n][2] = s[token][n][3] = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint4 k = *reinterpret_cast<const uint4*>(row + i / 2 * kHalfBytes + (((2 * t + i % 2) ^ quad) * 16));
-      mma_m16n8k16_bf16(s[n], {query[i][0], query[i][1], query[i][2], query[i][3]}, {k.x, k.y});
-      mma_m16n8k16_bf16(s[n], {query[i][4], query[i][5], query[i][6], query[i][7]}, {k.z, k.w});
+      uint32_t a[4], b[4];
+      if constexpr (kTokens == 1) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[e] = query[i][e], b[e] = query[i][4 + e];
+      } else {
+        const uint4 low = shared.query[token][2 * i][lane], high = shared.query[token][2 * i + 1][lane];
+        a[0] = low.x, a[1] = low.y, a[2] = low.z, a[3] = low.w;
+        b[0] = high.x, b[1] = high.y, b[2] = high.z, b[3] = high.w;
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const uint4 key = *reinterpret_cast<const uint4*>(rows + 8 * n * 128 + i / 2 * kHalfBytes +
+                                                          (((2 * t + i % 2) ^ quad) * 16));
+        mma_m16n8k16_bf16(s[token][n], a, {key.x, key.y});
+        mma_m16n8k16_bf16(kTokens == 1 ? half[n] : s[token][n], b, {key.z, key.w});
+      }
     }
-  }
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < 2; ++n) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = 8 * n + 2 * t + e % 2 <= last ? s[n][e] * scale : -INFINITY;
+      for (int e = 0; e < 4; ++e) {
+        s[token][n][e] = 8 * n + 2 * t + e % 2 <= last + token ? (s[token][n][e] + half[n][e]) * scale : -INFINITY;
+      }
+    }
   }
 }
 
-// New maxima and sums; returns P as the A operand of the product with V.
-__device__ __forceinline__ void softmax_step(WarpState& state, float (&s)[2][4], uint32_t (&prob)[4]) {
-  float next[2];
+// Row maxima of the warp's keys to shared memory.
+template <int kTokens>
+__device__ __forceinline__ void store_maxima(const float (&s)[kTokens][2][4], int tokens, Shared<kTokens>& shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float top = fmaxf(fmaxf(s[0][2 * h], s[0][2 * h + 1]), fmaxf(s[1][2 * h], s[1][2 * h + 1]));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    next[h] = fmaxf(state.maximum[h], top);
-  }
-  if (__any_sync(0xffffffffu, next[0] > state.maximum[0] || next[1] > state.maximum[1])) {
+  for (int token = 0; token < kTokens; ++token) {
+    if ((tokens >> token & 1) == 0) continue;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // -inf - -inf: nothing has been summed yet, any factor will do
-      const float factor = state.maximum[h] == -INFINITY ? 0.0f : exp2_approx(state.maximum[h] - next[h]);
-      state.maximum[h] = next[h];
-      state.sum[h] *= factor;
-#pragma unroll
-      for (int j = 0; j < 16; ++j) state.o[j][2 * h] *= factor, state.o[j][2 * h + 1] *= factor;
+      float top = fmaxf(fmaxf(s[token][0][2 * h], s[token][0][2 * h + 1]), fmaxf(s[token][1][2 * h], s[token][1][2 * h + 1]));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      if (t == 0) shared.warp_max[token][quad + 8 * h][warp] = top;
     }
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float base = state.maximum[h] == -INFINITY ? 0.0f : state.maximum[h];
-    float total = 0;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const float low = exp2_approx(s[n][2 * h] - base), high = exp2_approx(s[n][2 * h + 1] - base);
-      total += low + high;
-      prob[2 * n + h] = pack_bf16x2(low, high);
-    }
-    state.sum[h] += total;
   }
 }
 
-// o += P V for 16 keys. Values of keys behind `last` are cleared: P is 0 there, but 0 x NaN is not.
-__device__ __forceinline__ void add_values(const uint8_t* v_tile, int key0, const uint32_t (&prob)[4], int last,
-                                           WarpState& state) {
-  const int lane = threadIdx.x % 32, t = lane % 4;
-  const int key = key0 + lane % 16, chunk_half = lane / 16;
-  const uint8_t* row = v_tile + key * 128;
-  uint32_t keep[2] = {0xffffffffu, 0xffffffffu};
-  if (last < 15) {
+// New maxima (the same in all warps), P to shared memory, the sums and O rescaled.
+template <int kTokens>
+__device__ __forceinline__ void softmax_step(const float (&s)[kTokens][2][4], int tokens, State<kTokens>& state,
+                                             Shared<kTokens>& shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int first = 8 * n + 2 * t;
-      keep[n] = (first <= last ? 0x0000ffffu : 0) | (first + 1 <= last ? 0xffff0000u : 0);
+  for (int token = 0; token < kTokens; ++token) {
+    if ((tokens >> token & 1) == 0) continue;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float4* maxima = reinterpret_cast<const float4*>(shared.warp_max[token][quad + 8 * h]);
+      const float4 a = maxima[0], b = maxima[1];
+      const float old = state.maximum[token][h];
+      const float next = fmaxf(old, fmaxf(fmaxf(fmaxf(a.x, a.y), fmaxf(a.z, a.w)), fmaxf(fmaxf(b.x, b.y), fmaxf(b.z, b.w))));
+      // Without any key so far both are -inf; their difference must not become a NaN.
+      const float base = next == -INFINITY ? 0.0f : next, factor = exp2_approx(old - base);
+      state.maximum[token][h] = next;
+      float total = 0;
+      uint8_t* row = shared.probabilities[token][quad + 8 * h] + (16 * warp + 2 * t) * 2;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float low = exp2_approx(s[token][n][2 * h] - base), high = exp2_approx(s[token][n][2 * h + 1] - base);
+        total += low + high;
+        *reinterpret_cast<uint32_t*>(row + 16 * n) = pack_bf16x2(low, high);
+        state.o[token][n][2 * h] *= factor, state.o[token][n][2 * h + 1] *= factor;
+      }
+      state.sum[token][h] = state.sum[token][h] * factor + total;
     }
   }
+}
+
+// Both bf16 of a register pair survive where their key is visible: P is 0 elsewhere, but 0 x NaN is not.
+__device__ __forceinline__ uint32_t visible_pair(int first_key, int last) {
+  return (first_key <= last ? 0x0000ffffu : 0) | (first_key + 1 <= last ? 0xffff0000u : 0);
+}
+
+// O += P V. last: the first token's last visible key of the block.
+template <int kTokens>
+__device__ __forceinline__ void add_values(const uint8_t* v_tile, int tokens, int last, State<kTokens>& state,
+                                           const Shared<kTokens>& shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
+  const int key = lane % 16, chunk = 2 * warp % 8 + lane / 16;
+  const uint8_t* v_row = v_tile + warp / 4 * kHalfBytes + key * 128 + ((chunk ^ (key & 7)) * 16);
+  const uint8_t* p_row = shared.probabilities[0][lane % 16] + lane / 16 * 16;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int k = 0; k < kBlock / 16; ++k) {
     uint32_t v[4];
-    const int chunk = 2 * j % 8 + chunk_half;
-    ldmatrix_x4_transposed(v, row + j / 4 * kHalfBytes + ((chunk ^ (key & 7)) * 16));
-    mma_m16n8k16_bf16(state.o[2 * j], prob, {v[0] & keep[0], v[1] & keep[1]});
-    mma_m16n8k16_bf16(state.o[2 * j + 1], prob, {v[2] & keep[0], v[3] & keep[1]});
+    ldmatrix_x4_transposed(v, v_row + k * 16 * 128);
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      const int last_key = last + token - 16 * k;  // in this step of 16 keys
+      if ((tokens >> token & 1) == 0 || last_key < 0) continue;
+      uint32_t prob[4];
+      ldmatrix_x4(prob, p_row + token * kHeads * kProbStride + k * 32);
+      uint32_t low[2] = {v[0], v[1]}, high[2] = {v[2], v[3]};
+      if (last_key < 15) {
+        const uint32_t keep0 = visible_pair(2 * t, last_key), keep1 = visible_pair(2 * t + 8, last_key);
+        low[0] &= keep0, low[1] &= keep1, high[0] &= keep0, high[1] &= keep1;
+      }
+      mma_m16n8k16_bf16(state.o[token][0], prob, low);
+      mma_m16n8k16_bf16(state.o[token][1], prob, high);
+    }
   }
 }
 
-__device__ __forceinline__ void consume(const AttendDecodeParams& p, const Item& item, Range range, bool all_keys,
-                                        int stages, const uint8_t* ring, Shared& shared, int token, int first_key,
-                                        int num_keys, const uint32_t (&query)[4][8], WarpState& state) {
-  const int position = position_of(item, token);
-  int stage = 0, round = 0;
-  for (int at = range.begin; at < range.end; ++at) {
-    const int block = all_keys ? at / 2 : shared.entries[at / 2].block;
-    const bool wanted = all_keys || (shared.entries[at / 2].tokens >> token & 1) != 0;
-    const int last = position - (block * kBlock + at % 2 * kStageKeys) - first_key;  // of this warp's keys
-    const uint8_t* tile = ring + stage * kStageBytes;
-    mbarrier_wait(&shared.full_k[stage], round & 1);
-    for (int key = 0; key < num_keys && wanted && key <= last; key += 16) {
-      float s[2][4];
-      uint32_t prob[4];
-      logits(tile, first_key + key, query, p.scale_log2, last - key, s);
-      softmax_step(state, s, prob);
-      if (key == 0) mbarrier_wait(&shared.full_v[stage], round & 1);
-      add_values(tile + kTileBytes, first_key + key, prob, last - key, state);
-    }
-    mbarrier_wait(&shared.full_v[stage], round & 1);  // also where the warp had nothing to do
+template <int kTokens>
+__device__ __forceinline__ void consume(const AttendDecodeParams& p, const Item& item, Range range, int num_tiles,
+                                        const uint8_t* ring, const uint32_t (&query)[4][8], State<kTokens>& state,
+                                        Shared<kTokens>& shared) {
+  const int warp = threadIdx.x / 32;
+  int tile = 0, round = 0;
+  const auto release = [&] {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.empty[stage]);
-    if (++stage == stages) stage = 0, ++round;
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.empty[tile]);
+    if (++tile == num_tiles) tile = 0, ++round;
+  };
+  for (int at = range.begin; at < range.end; ++at) {
+    const int block = item.all_keys ? at : shared.entries[at].block;
+    const int tokens = item.all_keys ? (1 << item.num_tokens) - 1 : shared.entries[at].tokens;
+    const int last = item.position - block * kBlock;  // of the first token
+    float s[kTokens][2][4];
+    mbarrier_wait(&shared.full[tile], round & 1);
+    logits<kTokens>(ring + tile * kTileBytes, query, shared, tokens, p.scale_log2, last - 16 * warp, s);
+    release();
+    store_maxima<kTokens>(s, tokens, shared);
+    consumers_sync();
+    softmax_step<kTokens>(s, tokens, state, shared);
+    consumers_sync();
+    mbarrier_wait(&shared.full[tile], round & 1);
+    add_values<kTokens>(ring + tile * kTileBytes, tokens, last, state, shared);
+    release();
   }
 }
 
 // --- merging
 
-__device__ __forceinline__ void store_partial(const WarpState& state, float* partial, float2* stat) {
-  const int lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float sum = state.sum[h];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    if (t == 0) stat[quad + 8 * h] = {state.maximum[h], sum};
-    float* row = partial + (quad + 8 * h) * kPartialStride + 2 * t;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      *reinterpret_cast<float2*>(row + 8 * j) = {state.o[j][2 * h], state.o[j][2 * h + 1]};
-    }
-  }
-}
-
 // Weight of a part with maximum m where the whole has maximum `top`; 0 for a part without keys.
 __device__ __forceinline__ float part_weight(float m, float top) { return m == -INFINITY ? 0.0f : exp2_approx(m - top); }
 
-// The warps of each token into the first of them. Threads 0..127.
-__device__ __forceinline__ void merge_warps(int num_tokens, int warps_per_token, float* partial, Shared& shared) {
-  for (int i = threadIdx.x; i < num_tokens * kHeads * (kDim / 4); i += kConsumers) {
-    const int token = i / (kHeads * (kDim / 4)), head = i / (kDim / 4) % kHeads, quarter = i % (kDim / 4);
-    const int warp = token * warps_per_token;
-    float top = -INFINITY, sum = 0;
-    for (int w = 0; w < warps_per_token; ++w) top = fmaxf(top, shared.warp_stat[warp + w][head].x);
-    float4 total = {0, 0, 0, 0};
-    float* at = partial + (warp * kHeads + head) * kPartialStride + 4 * quarter;
-    for (int w = 0; w < warps_per_token; ++w) {
-      const float2 stat = shared.warp_stat[warp + w][head];
-      const float weight = part_weight(stat.x, top);
-      const float4 part = *reinterpret_cast<const float4*>(at + w * kHeads * kPartialStride);
-      sum += weight * stat.y;
-      total.x += weight * part.x, total.y += weight * part.y, total.z += weight * part.z, total.w += weight * part.w;
+// Row i of the item (token x heads_per_group + head) is merged by CTA i % cluster of the cluster, as its
+// row i / cluster. Before: every CTA of the cluster runs.
+template <int kTokens>
+__device__ __forceinline__ void send_rows(const AttendDecodeParams& p, const Item& item, int rank, int cluster,
+                                          const State<kTokens>& state, Shared<kTokens>& shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int token = 0; token < kTokens; ++token) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = state.sum[token][h];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (t == 0) shared.warp_sum[token][quad + 8 * h][warp] = sum;
+      const int head = quad + 8 * h, i = token * p.heads_per_group + head;
+      if (token >= item.num_tokens || head >= p.heads_per_group) continue;
+      const float* to = &shared.part[i / cluster * cluster + rank][16 * warp + 2 * t];
+      const uint32_t address = cluster_address(to, static_cast<uint32_t>(i % cluster));
+      cluster_store_f32x2(address, state.o[token][0][2 * h], state.o[token][0][2 * h + 1]);
+      cluster_store_f32x2(address + 32, state.o[token][1][2 * h], state.o[token][1][2 * h + 1]);
     }
-    *reinterpret_cast<float4*>(at) = total;
-    if (quarter == 0) shared.token_stat[token][head] = {top, sum};
+  }
+  consumers_sync();
+#pragma unroll
+  for (int token = 0; token < kTokens; ++token) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int head = quad + 8 * h, i = token * p.heads_per_group + head;
+      if (warp != token || t != 0 || token >= item.num_tokens || head >= p.heads_per_group) continue;
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += shared.warp_sum[token][head][w];
+      cluster_store_f32x2(cluster_address(&shared.part_stat[i / cluster * cluster + rank], static_cast<uint32_t>(i % cluster)),
+                          state.maximum[token][h], sum);
+    }
   }
 }
 
@@ -351,33 +424,25 @@ __device__ __forceinline__ void write_row(const AttendDecodeParams& p, int64_t r
   if (lane == 0 && p.lse_TH != nullptr) p.lse_TH[row] = sum == 0 ? -INFINITY : kLn2 * (top + log2f(sum));
 }
 
-// The CTAs of the cluster in rank order; rows are dealt over all warps of the cluster.
-__device__ __forceinline__ void merge_cluster(const AttendDecodeParams& p, const Item& item, int rank, int cluster,
-                                              int warps_per_token, const float* partial, const Shared& shared,
-                                              int split, int splits) {
+template <int kTokens>
+__device__ __forceinline__ void merge_rows(const AttendDecodeParams& p, const Item& item, int rank, int cluster,
+                                           const Shared<kTokens>& shared, int split, int splits) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int rows = item.num_tokens * p.heads_per_group;
-  for (int i = warp * cluster + rank; i < rows; i += kThreads / 32 * cluster) {
-    const int token = i / p.heads_per_group, head = i % p.heads_per_group;
-    float2 stat = {-INFINITY, 0};
-    if (lane < cluster) {
-      stat = cluster_load_f32x2(cluster_address(&shared.token_stat[token][head], static_cast<uint32_t>(lane)));
-    }
-    float top = stat.x;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-    const float weight = part_weight(stat.x, top);
-    float sum = weight * stat.y;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  for (int mine = warp; mine * cluster + rank < rows; mine += kThreads / 32) {
+    const float2* stat = &shared.part_stat[mine * cluster];
+    float top = -INFINITY, sum = 0;
+#pragma unroll 4
+    for (int c = 0; c < cluster; ++c) top = fmaxf(top, stat[c].x);
     float4 total = {0, 0, 0, 0};
-    const float* at = partial + (token * warps_per_token * kHeads + head) * kPartialStride + 4 * lane;
 #pragma unroll 4
     for (int c = 0; c < cluster; ++c) {
-      const float4 part = cluster_load_f32x4(cluster_address(at, static_cast<uint32_t>(c)));
-      const float w = __shfl_sync(0xffffffffu, weight, c);
-      total.x += w * part.x, total.y += w * part.y, total.z += w * part.z, total.w += w * part.w;
+      const float4 part = reinterpret_cast<const float4*>(shared.part[mine * cluster + c])[lane];
+      const float weight = part_weight(stat[c].x, top);
+      sum += weight * stat[c].y;
+      total.x += weight * part.x, total.y += weight * part.y, total.z += weight * part.z, total.w += weight * part.w;
     }
+    const int i = mine * cluster + rank, token = i / p.heads_per_group, head = i % p.heads_per_group;
     const int64_t row = (int64_t{item.first_row} + token) * p.groups * p.heads_per_group +
                         item.group * p.heads_per_group + head;
     write_row(p, row, top, sum, total, split, splits);
@@ -386,93 +451,88 @@ __device__ __forceinline__ void merge_cluster(const AttendDecodeParams& p, const
 
 // --- the kernel
 
-__global__ __launch_bounds__(kThreads, 2) void attend_decode_kernel(const AttendDecodeParams p,
-                                                                    const __grid_constant__ CUtensorMap k_map,
-                                                                    const __grid_constant__ CUtensorMap v_map,
-                                                                    int tiles, int cluster, int splits, int stages) {
+template <int kTokens>
+__global__ __launch_bounds__(kThreads, kTokens == 1 ? 2 : 1) void attend_decode_kernel(
+    const AttendDecodeParams p, const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
+    int token_tiles, int cluster, int splits, int num_tiles) {
   extern __shared__ __align__(1024) uint8_t smem[];
   uint8_t* ring = smem;
-  Shared& shared = *reinterpret_cast<Shared*>(smem + stages * kStageBytes);
-  const int rank = static_cast<int>(cluster_cta_rank()), warp = threadIdx.x / 32;
+  Shared<kTokens>& shared = *reinterpret_cast<Shared<kTokens>*>(smem + num_tiles * kTileBytes);
+  const int rank = static_cast<int>(cluster_cta_rank());
+  const bool consumer = threadIdx.x < kConsumers;
 
   int at = blockIdx.x / cluster;
   const int split = at % splits;
   at /= splits;
-  const int tile = at % tiles;
-  at /= tiles;
+  const int token_tile = at % token_tiles;
+  at /= token_tiles;
   Item item;
   item.group = at % p.groups;
   item.sequence = at / p.groups;
   const int first_row = p.cu_q[item.sequence], queries = p.cu_q[item.sequence + 1] - first_row;
-  item.length = p.seq_lens[item.sequence];
-  item.first_row = first_row + tile * kTokens;
-  item.num_tokens = min(kTokens, queries - tile * kTokens);
-  item.position = item.length - queries + tile * kTokens;
-  if (item.num_tokens <= 0) return;  // the whole cluster
-  const int last_position = item.position + item.num_tokens - 1;
+  item.first_row = first_row + token_tile * kTokens;
+  item.num_tokens = min(kTokens, queries - token_tile * kTokens);
+  item.position = p.seq_lens[item.sequence] - queries + token_tile * kTokens;
+  item.all_keys = p.scores_TRM == nullptr && p.ids_RTK == nullptr;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < stages; ++i) {
-      mbarrier_init(&shared.full_k[i], 1);
-      mbarrier_init(&shared.full_v[i], 1);
-      mbarrier_init(&shared.empty[i], kConsumers / 32);
+    for (int i = 0; i < num_tiles; ++i) {
+      mbarrier_init(&shared.full[i], 1);
+      mbarrier_init(&shared.empty[i], kWarps);
     }
     mbarrier_init_fence();
     tma_prefetch_map(&k_map);
     tma_prefetch_map(&v_map);
   }
-  const int warps_per_token = item.num_tokens == 1 ? 4 : item.num_tokens == 2 ? 2 : 1;
-  const int token = min(warp / warps_per_token, kTokens - 1);
-  const bool consumer = warp < kConsumers / 32;
-  const bool all_keys = p.scores_TRM == nullptr && p.ids_RTK == nullptr;
-
+  cluster_arrive();
   grid_dependency_wait();
   grid_dependency_launch();
+
   uint32_t query[4][8] = {};
-  if (consumer) {
-    if (token < item.num_tokens) load_query(p, item, token, query);
-    if (p.scores_TRM != nullptr) {
-      choose_blocks(p, item, rank == 0 && split == 0 && p.ids_RTK != nullptr, ring, shared);
-    } else if (!all_keys) {
-      unite_blocks(p, item, shared);
+  if (consumer && item.num_tokens > 0) {
+    if constexpr (kTokens == 1) {
+      if (p.scores_TRM != nullptr) {
+        choose_blocks(p, item, rank, cluster, rank == 0 && split == 0 && p.ids_RTK != nullptr, cluster >= 8, ring, shared);
+      } else if (!item.all_keys) {
+        unite_blocks(p, item, shared);
+      }
+      load_query(p, item, 0, query);  // arrives with the first keys
+    } else {
+      const int token = threadIdx.x / 32;
+      if (token < item.num_tokens) {
+        load_query(p, item, token, query);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          shared.query[token][i][threadIdx.x % 32] = {query[i / 2][i % 2 * 4], query[i / 2][i % 2 * 4 + 1],
+                                                      query[i / 2][i % 2 * 4 + 2], query[i / 2][i % 2 * 4 + 3]};
+        }
+      }
+      if (!item.all_keys) unite_blocks(p, item, shared);
     }
   }
   // The scratch of the choice was written by ordinary stores; the copy engine writes there next.
   fence_async_shared();
   __syncthreads();
 
-  int total = 0;
-  if (last_position >= 0) {
-    if (all_keys) {
-      total = last_position / kStageKeys + 1;
-    } else if (shared.num_entries > 0) {
-      const int last_block = shared.entries[shared.num_entries - 1].block;
-      total = 2 * shared.num_entries - (last_block * kBlock + kStageKeys > last_position ? 1 : 0);
-    }
-  }
+  const int last_position = item.position + item.num_tokens - 1;
+  const int64_t total = item.num_tokens <= 0 || last_position < 0 ? 0
+                        : item.all_keys                           ? last_position / kBlock + 1
+                                                                  : shared.num_entries;
   const int64_t part = int64_t{split} * cluster + rank, parts = int64_t{splits} * cluster;
   const Range range = {static_cast<int>(total * part / parts), static_cast<int>(total * (part + 1) / parts)};
-
-  WarpState state = {};
-  state.maximum[0] = state.maximum[1] = -INFINITY;
-  if (!consumer) {
-    produce(p, &k_map, &v_map, item, range, all_keys, stages, ring, shared);
+  State<kTokens> state = {};
+#pragma unroll
+  for (int token = 0; token < kTokens; ++token) state.maximum[token][0] = state.maximum[token][1] = -INFINITY;
+  if (consumer) {
+    consume<kTokens>(p, item, range, num_tiles, ring, query, state, shared);
   } else {
-    // A warp without a token (of three) follows the barriers only.
-    const int num_keys = token < item.num_tokens ? kStageKeys / warps_per_token : 0;
-    consume(p, item, range, all_keys, stages, ring, shared, token, warp % warps_per_token * num_keys, num_keys, query,
-            state);
+    produce<kTokens>(p, &k_map, &v_map, item, range, num_tiles, ring, shared);
   }
-  __syncthreads();  // every copy has landed and been read: the ring is free
-  float* partial = reinterpret_cast<float*>(ring);
-  if (consumer) store_partial(state, partial + warp * kHeads * kPartialStride, shared.warp_stat[warp]);
-  __syncthreads();
-  if (consumer) merge_warps(item.num_tokens, warps_per_token, partial, shared);
+  cluster_wait();  // every CTA of the cluster has started, so its shared memory may be written
+  if (consumer) send_rows<kTokens>(p, item, rank, cluster, state, shared);
   cluster_arrive();
   cluster_wait();
-  merge_cluster(p, item, rank, cluster, warps_per_token, partial, shared, split, splits);
-  cluster_arrive();  // nobody leaves while others read its shared memory
-  cluster_wait();
+  merge_rows<kTokens>(p, item, rank, cluster, shared, split, splits);
 }
 
 // The splits of a row in order; one warp per row.
@@ -485,9 +545,10 @@ __global__ __launch_bounds__(128) void attend_decode_merge_kernel(const AttendDe
   const float4* parts = reinterpret_cast<const float4*>(p.partial);
   const float2* stats = reinterpret_cast<const float2*>(p.partial + splits * rows * kDim);
   float top = -INFINITY, sum = 0;
+#pragma unroll 8
   for (int s = 0; s < splits; ++s) top = fmaxf(top, __ldcg(&stats[s * rows + row]).x);
   float4 total = {0, 0, 0, 0};
-#pragma unroll 4
+#pragma unroll 8
   for (int s = 0; s < splits; ++s) {
     const float2 stat = __ldcg(&stats[s * rows + row]);
     const float weight = part_weight(stat.x, top);
@@ -500,10 +561,47 @@ __global__ __launch_bounds__(128) void attend_decode_merge_kernel(const AttendDe
 
 CUtensorMap cache_map(const void* pages, int64_t num_pages, int groups) {
   return tensor_map_create(pages, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                           {{kDim / 2, 2, kDim / 2},
-                            {num_pages * groups * kBlock, kDim * 2, kStageKeys},
-                            {2, kDim, 2}},
+                           {{kDim / 2, 2, kDim / 2}, {num_pages * groups * kBlock, kDim * 2, kBlock}, {2, kDim, 2}},
                            MapSwizzle::k128Bytes);
+}
+
+int tokens_of_item(int64_t max_q_len) { return max_q_len == 1 ? 1 : kMaxTokens; }
+
+template <int kTokens>
+void launch(const AttendDecodeParams& params, int64_t max_q_len, const AttendDecodeTuning& tuning,
+            cudaStream_t stream) {
+  constexpr int kNumTiles = kTokens == 1 ? 3 : 4;
+  const int64_t bytes = int64_t{kNumTiles} * kTileBytes + static_cast<int64_t>(sizeof(Shared<kTokens>));
+  const auto kernel = attend_decode_kernel<kTokens>;
+  M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  const int token_tiles = static_cast<int>((max_q_len + kTokens - 1) / kTokens);
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = tuning.dependent ? 1 : 0;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(tuning.cluster);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(int64_t{params.num_seqs} * token_tiles * params.groups * tuning.splits *
+                                              tuning.cluster));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = tuning.cluster > 1 ? 2 : 1;
+  const CUtensorMap k_map = cache_map(params.k_PRBD, params.num_pages, params.groups);
+  const CUtensorMap v_map = cache_map(params.v_PRBD, params.num_pages, params.groups);
+  M3_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, params, k_map, v_map, token_tiles, tuning.cluster, tuning.splits,
+                                   kNumTiles));
+  if (tuning.splits == 1) return;
+  const int64_t rows = params.num_queries * params.groups * params.heads_per_group;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  config.gridDim = dim3(static_cast<unsigned>((rows + 3) / 4));
+  config.blockDim = dim3(128);
+  config.dynamicSmemBytes = 0;
+  config.numAttrs = 1;
+  M3_CUDA_CHECK(cudaLaunchKernelEx(&config, attend_decode_merge_kernel, params, tuning.splits));
 }
 
 }  // namespace
@@ -519,22 +617,23 @@ std::string attend_decode_supports(const MsaGeometry& g, int64_t max_q_len, int6
 }
 
 bool attend_decode_chooses(const MsaGeometry& g, int64_t max_q_len, int64_t max_blocks) {
-  return max_q_len == 1 && select_scratch_bytes(max_blocks, g.topk) <= 3 * kStageBytes;
+  return max_q_len == 1 && max_blocks <= kSelectMaxBlocks && select_scratch_bytes(max_blocks, g.topk) <= 3 * kTileBytes;
 }
 
 AttendDecodeTuning attend_decode_tuning(const MsaGeometry& g, int num_seqs, int64_t max_q_len, int64_t max_k_len,
                                         bool full) {
-  // Two CTAs on each of 132 SMs is what keeps the memory busy; a cluster cannot be cut finer than the
-  // stages of an item.
-  constexpr int64_t kTarget = 264;
-  const int64_t items = std::max<int64_t>(1, int64_t{num_seqs} * g.groups * ((max_q_len + kTokens - 1) / kTokens));
+  const int64_t tokens = tokens_of_item(max_q_len);
+  const int64_t items = std::max<int64_t>(1, int64_t{num_seqs} * g.groups * ((max_q_len + tokens - 1) / tokens));
   AttendDecodeTuning tuning;
-  while (tuning.cluster < 16 && items * tuning.cluster < kTarget) tuning.cluster *= 2;
+  // Measured (docs/lab/decode.md): about one CTA per SM while the batch is small; clusters of more
+  // CTAs than that wait for each other's places.
+  while (tuning.cluster < 16 && items * tuning.cluster * 2 <= 132) tuning.cluster *= 2;
   if (full) {
-    const int64_t stages = std::max<int64_t>(1, max_k_len / kStageKeys);
-    tuning.cluster = std::min(tuning.cluster, 8);
+    constexpr int64_t kTarget = 264;  // two CTAs an SM keep the memory busy
+    const int64_t blocks = std::max<int64_t>(1, max_k_len / kBlock);
+    tuning.cluster = std::min(tuning.cluster, 4);
     tuning.splits = static_cast<int>(std::clamp<int64_t>(kTarget / (items * tuning.cluster), 1,
-                                                         std::max<int64_t>(1, stages / (4 * tuning.cluster))));
+                                                         std::max<int64_t>(1, blocks / (2 * tuning.cluster))));
   }
   return tuning;
 }
@@ -546,49 +645,17 @@ int64_t attend_decode_workspace_bytes(const MsaGeometry& g, int64_t num_queries,
 void attend_decode(const AttendDecodeParams& params, int64_t max_q_len, const AttendDecodeTuning& tuning,
                    Stream stream) {
   if (params.num_seqs == 0 || params.num_queries == 0) return;
-  M3_CHECK(tuning.stages >= 2 && tuning.stages <= kMaxStages, "decode attention: {} stages, want 2 to {}",
-           tuning.stages, kMaxStages);
   M3_CHECK(params.scores_TRM == nullptr || max_q_len == 1,
            "decode attention: {} query tokens per sequence; blocks are chosen from scores for one token only, pass ids",
            max_q_len);
-  M3_CHECK(params.scores_TRM == nullptr ||
-               select_scratch_bytes(params.score_stride, params.topk) <= int64_t{tuning.stages} * kStageBytes,
-           "decode attention: the choice among {} blocks for topk {} needs more than {} stages; pass ids",
-           params.score_stride, params.topk, tuning.stages);
+  M3_CHECK(params.scores_TRM == nullptr || select_scratch_bytes(params.score_stride, params.topk) <= 3 * kTileBytes,
+           "decode attention: the choice among {} blocks for topk {} does not fit; pass ids", params.score_stride,
+           params.topk);
   M3_CHECK(tuning.splits == 1 || params.partial != nullptr, "decode attention: {} splits need a workspace",
            tuning.splits);
-  const int64_t bytes = int64_t{tuning.stages} * kStageBytes + static_cast<int64_t>(sizeof(Shared));
-  const auto kernel = attend_decode_kernel;
-  M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-  M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  const int tiles = static_cast<int>((max_q_len + kTokens - 1) / kTokens);
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = static_cast<unsigned>(tuning.cluster);
-  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(int64_t{params.num_seqs} * tiles * params.groups * tuning.splits *
-                                              tuning.cluster));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(bytes);
-  config.stream = static_cast<cudaStream_t>(stream.handle);
-  config.attrs = attributes;
-  config.numAttrs = tuning.dependent ? 2 : 1;
-  const CUtensorMap k_map = cache_map(params.k_PRBD, params.num_pages, params.groups);
-  const CUtensorMap v_map = cache_map(params.v_PRBD, params.num_pages, params.groups);
-  M3_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, params, k_map, v_map, tiles, tuning.cluster, tuning.splits,
-                                   tuning.stages));
-  if (tuning.splits > 1) {
-    const int64_t rows = params.num_queries * params.groups * params.heads_per_group;
-    config.gridDim = dim3(static_cast<unsigned>((rows + 3) / 4));
-    config.blockDim = dim3(128);
-    config.dynamicSmemBytes = 0;
-    config.attrs = &attributes[1];
-    config.numAttrs = 1;
-    M3_CUDA_CHECK(cudaLaunchKernelEx(&config, attend_decode_merge_kernel, params, tuning.splits));
-  }
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  if (tokens_of_item(max_q_len) == 1) return launch<1>(params, max_q_len, tuning, handle);
+  launch<kMaxTokens>(params, max_q_len, tuning, handle);
 }
 
 }  // namespace m3

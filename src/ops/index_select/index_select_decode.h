@@ -50,7 +50,7 @@ struct IndexChooseParams {
 
 // Launch choices; the defaults are the measured best (docs/lab/decode.md).
 struct IndexDecodeTuning {
-  int stages = 6;            // pages of 32 KB in flight per CTA
+  int stages = 3;            // pages of 32 KB in flight per CTA
   int ctas = 0;              // 0: one per SM
   bool dependent = false;    // programmatic dependent launch on the kernel before
 };

@@ -6,6 +6,8 @@
 //   warps 0-7   warp w multiplies keys 16w..16w+15 of every page with the sequence's index queries:
 //               mma.sync m16n8k16, keys = M, (token, group) = N. Max over its keys by shuffles; the
 //               warps' maxima meet in shared memory and are written 4 to 16 pages at a time.
+// Lengths, cu_q and page tables are inputs of the whole step: they are read before the wait for the
+// kernel before, queries and keys after it.
 // A page's rows are 256 bytes apart, so fragments are not loaded in the order of the index dimension:
 // lane t of a quad takes the 16-byte chunks t, t+4, t+8, t+12 of its row, of key and query alike. The
 // sum over the dimension does not care, and both operands need no shuffle (2-way bank conflicts: 64 of
@@ -98,6 +100,7 @@ __device__ __forceinline__ void produce(const IndexDecodeParams& p, const int* f
   const uint8_t* x = static_cast<const uint8_t*>(p.x_PBX);
   int stage = 0, round = 0;
   int next_page = physical_page(p, first_page, begin + lane, end);
+  grid_dependency_wait();  // the new tokens' keys and queries come from the kernel before
   for (int base = begin; base < end; base += 32) {
     const int page = next_page;
     next_page = physical_page(p, first_page, base + 32 + lane, end);  // arrives while this 32 are copied
@@ -114,18 +117,26 @@ __device__ __forceinline__ void produce(const IndexDecodeParams& p, const int* f
   }
 }
 
+struct Rows {
+  int first, columns;  // first query row of a sequence; its rows x groups
+};
+
+__device__ __forceinline__ Rows rows_of(const IndexDecodeParams& p, int n) {
+  const int first = p.cu_q[n];
+  return {first, (p.cu_q[n + 1] - first) * p.groups};
+}
+
 template <int kTiles>
-__device__ __forceinline__ void load_queries(const IndexDecodeParams& p, int n,
+__device__ __forceinline__ void load_queries(const IndexDecodeParams& p, Rows rows,
                                              uint32_t (&query)[kWarpTiles<kTiles>][4][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
-  const int first_row = p.cu_q[n], columns = (p.cu_q[n + 1] - first_row) * p.groups;
 #pragma unroll
   for (int j = 0; j < kWarpTiles<kTiles>; ++j) {
     const int column = 8 * (warp / kKeyWarps<kTiles> * kWarpTiles<kTiles> + j) + quad;
-    const uint4* row = static_cast<const uint4*>(p.qi_TRX) + (int64_t{first_row} * p.groups + column) * (kDim / 8);
+    const uint4* row = static_cast<const uint4*>(p.qi_TRX) + (int64_t{rows.first} * p.groups + column) * (kDim / 8);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint4 chunk = column < columns ? row[4 * i + t] : uint4{0, 0, 0, 0};
+      const uint4 chunk = column < rows.columns ? row[4 * i + t] : uint4{0, 0, 0, 0};
       query[j][i][0] = chunk.x, query[j][i][1] = chunk.y, query[j][i][2] = chunk.z, query[j][i][3] = chunk.w;
     }
   }
@@ -174,19 +185,18 @@ __device__ __forceinline__ void score_keys(const uint8_t* page, const uint32_t (
   }
 }
 
-// Maxima of `count` pages, the first of which is block `block` of sequence n, to global memory.
+// Maxima of `count` pages, the first of which is block `block` of the sequence, to global memory.
 template <int kTiles>
-__device__ __forceinline__ void write_scores(const IndexDecodeParams& p, int n, int block, int count,
+__device__ __forceinline__ void write_scores(const IndexDecodeParams& p, Rows rows, int block, int count,
                                              const float* maxima) {
-  const int first_row = p.cu_q[n], columns = (p.cu_q[n + 1] - first_row) * p.groups;
-  for (int i = threadIdx.x; i < columns * kSlots<kTiles>; i += kWarps * 32) {
+  for (int i = threadIdx.x; i < rows.columns * kSlots<kTiles>; i += kWarps * 32) {
     const int column = i / kSlots<kTiles>, slot = i % kSlots<kTiles>;
     if (slot >= count) continue;
     const float* values = maxima + slot * kSlotFloats<kTiles> + column;
     float best = values[0];
 #pragma unroll
     for (int w = 1; w < kKeyWarps<kTiles>; ++w) best = fmaxf(best, values[w * 8 * kTiles]);
-    p.scores_TRM[(int64_t{first_row} * p.groups + column) * p.score_stride + block + slot] = best;
+    p.scores_TRM[(int64_t{rows.first} * p.groups + column) * p.score_stride + block + slot] = best;
   }
 }
 
@@ -197,7 +207,9 @@ __device__ __forceinline__ void consume(const IndexDecodeParams& p, const int* f
   constexpr uint32_t kConsumerBarrier = 1;
   uint32_t query[kWarpTiles<kTiles>][4][4];
   int n = sequence_of(first_page, p.num_seqs, begin);
-  load_queries<kTiles>(p, n, query);
+  Rows rows = rows_of(p, n);
+  grid_dependency_wait();
+  load_queries<kTiles>(p, rows, query);
   int stage = 0, round = 0, slot = 0, half = 0;
   for (int at = begin; at < end; ++at) {
     mbarrier_wait(&full[stage], round & 1);
@@ -211,14 +223,15 @@ __device__ __forceinline__ void consume(const IndexDecodeParams& p, const int* f
     if (slot == kSlots<kTiles> || last_of_sequence) {
       // Two halves take turns, so one barrier is enough: whoever passes the next one has written this.
       named_barrier_sync(kConsumerBarrier, kWarps * 32);
-      write_scores<kTiles>(p, n, at + 1 - slot - first_page[n], slot,
+      write_scores<kTiles>(p, rows, at + 1 - slot - first_page[n], slot,
                            maxima + half * kSlots<kTiles> * kSlotFloats<kTiles>);
       slot = 0;
       half ^= 1;
     }
     if (last_of_sequence && at + 1 < end) {
       n = sequence_of(first_page, p.num_seqs, at + 1);
-      load_queries<kTiles>(p, n, query);
+      rows = rows_of(p, n);
+      load_queries<kTiles>(p, rows, query);
     }
   }
 }
@@ -246,13 +259,15 @@ __global__ __launch_bounds__(kThreads, 1) void index_decode_scores_kernel(const 
     mbarrier_init_fence();
   }
   list_pages(p, first_page);
-  grid_dependency_wait();
   grid_dependency_launch();
 
   const int64_t total = first_page[p.num_seqs];
   const int begin = static_cast<int>(total * blockIdx.x / gridDim.x);
   const int end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
-  if (begin == end) return;
+  if (begin == end) {
+    grid_dependency_wait();  // a grid must not end before the one it depends on: others wait for this one only
+    return;
+  }
   if (threadIdx.x / 32 == kWarps) {
     produce(p, first_page, begin, end, ring, full, empty, stages);
   } else {
@@ -261,10 +276,9 @@ __global__ __launch_bounds__(kThreads, 1) void index_decode_scores_kernel(const 
 }
 
 // One CTA per (query row, group).
-__global__ __launch_bounds__(128) void index_decode_choose_kernel(const IndexChooseParams p) {
+__global__ __launch_bounds__(kSelectThreads) void index_decode_choose_kernel(const IndexChooseParams p) {
   extern __shared__ __align__(128) uint8_t smem[];
   __shared__ SelectShared shared;
-  __shared__ int32_t ids[kSelectMaxTopk];
   const int row = blockIdx.x, group = blockIdx.y, thread = threadIdx.x;
   int low = 0, high = p.num_seqs - 1;  // the last sequence that begins at or before the row
   while (low < high) {
@@ -275,33 +289,37 @@ __global__ __launch_bounds__(128) void index_decode_choose_kernel(const IndexCho
   const int own = position < 0 ? -1 : position / kBlock;
   const int wanted = min(p.topk - 1, own);
   const float* scores = p.scores_TRM + (int64_t{row} * p.groups + group) * p.score_stride;
+  const int64_t at = (int64_t{group} * p.num_queries + row) * p.topk;
+  const auto emit = [&](int place, int block, int) {
+    p.ids_RTK[at + place] = block;
+    if (p.sel_scores_RTK != nullptr) p.sel_scores_RTK[at + place] = __ldcg(scores + block);
+  };
   grid_dependency_wait();
   grid_dependency_launch();
-  if (wanted > 0) {
-    if (own <= p.topk - 1) {
-      if (thread < wanted) ids[thread] = thread;
-    } else {
-      select_blocks(scores, own, wanted, smem, shared, ids, thread, [] { __syncthreads(); });
-    }
+  if (wanted > 0 && own > wanted) {
+    select_blocks(scores, own, wanted, smem, shared, thread, [] { __syncthreads(); }, [](int) { return 0; }, emit);
+  } else if (thread < wanted) {
+    emit(thread, thread, 0);
   }
-  if (thread < p.topk) {
-    const int64_t at = (int64_t{group} * p.num_queries + row) * p.topk + thread;
-    const int id = thread < wanted ? ids[thread] : thread == wanted ? own : -1;
-    p.ids_RTK[at] = id;
-    if (p.sel_scores_RTK != nullptr) {
-      p.sel_scores_RTK[at] = thread < wanted ? __ldcg(scores + id) : id >= 0 ? INFINITY : -INFINITY;
-    }
+  if (thread >= max(wanted, 0) && thread < p.topk) {
+    const int id = thread == wanted ? own : -1;
+    p.ids_RTK[at + thread] = id;
+    if (p.sel_scores_RTK != nullptr) p.sel_scores_RTK[at + thread] = id >= 0 ? INFINITY : -INFINITY;
   }
 }
 
 template <int kTiles>
 void launch_scores(const IndexDecodeParams& params, const IndexDecodeTuning& tuning, cudaStream_t stream) {
   const auto kernel = index_decode_scores_kernel<kTiles>;
-  const int64_t bytes = smem_bytes<kTiles>(tuning.stages, params.num_seqs);
-  M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-  int device = 0, sms = 0;
+  int device = 0, sms = 0, sm_bytes = 0, reserved = 0;
   M3_CUDA_CHECK(cudaGetDevice(&device));
   M3_CUDA_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+  M3_CUDA_CHECK(cudaDeviceGetAttribute(&sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+  M3_CUDA_CHECK(cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device));
+  // Shares are equal, so two of these CTAs on one SM would take twice as long as the others; a little
+  // over half of the SM's memory keeps them apart and leaves room for a CTA of the attention.
+  const int64_t bytes = std::max<int64_t>(smem_bytes<kTiles>(tuning.stages, params.num_seqs), sm_bytes / 2 - reserved + 16);
+  M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -357,7 +375,7 @@ void index_decode_choose(const IndexChooseParams& params, int64_t max_blocks, bo
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(params.num_queries), static_cast<unsigned>(params.groups));
-  config.blockDim = dim3(128);
+  config.blockDim = dim3(kSelectThreads);
   config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = static_cast<cudaStream_t>(stream.handle);
   config.attrs = &attribute;

@@ -1,34 +1,36 @@
 // Exact top-k of one row's block scores by one CTA (msa.md §3: score descending, then lower block id).
 //
-// A threshold cuts the row down first: the scores are dealt to 32 groups, block b to group b % 32. The
-// kth largest of the group maxima is a lower bound of the kth largest score, and at most k groups hold
-// anything above it, so few candidates are left (about 22 of 1,024 random scores for k = 15, at most
-// k/32 of the row). They are ranked by counting. Keys are (score, ~block) in 64 bits: all distinct, so
-// ties need no special case and every step is exact.
+// A threshold cuts the row down first. The scores are dealt to 32 groups; the kth largest of the group
+// maxima is a lower bound of the kth largest score, and few scores lie above it: about 20 of 1,000 or
+// 8,000 random ones for k = 15. Those are ranked by counting on 64-bit keys (score, ~block), all
+// distinct, so ties need no special case. Rows with many equal or crowded scores leave more candidates;
+// rounds of the same cut on the full keys shrink them. Every step is exact.
+//
+// The code runs once per launch, so latency counts: all scores are loaded at once into registers, loops
+// are short and independent, and what follows a choice (its page) is fetched while ranks are counted.
 #pragma once
 #include <cuda_runtime.h>
 
+#include <climits>
 #include <cstdint>
 
 namespace m3 {
 
+constexpr int kSelectThreads = 256;
 constexpr int kSelectGroups = 32;
 constexpr int kSelectMaxTopk = 32;     // own block included: at most 31 history blocks are searched
 constexpr int kSelectMaxBlocks = 8192;  // 2^20 tokens
 
-// Shared memory of select_blocks for rows of at most max_blocks scores: keys by group, two candidate
-// lists, group maxima.
+// Shared memory of select_blocks for rows of at most max_blocks scores: two candidate lists.
 constexpr int64_t select_scratch_bytes(int64_t max_blocks, int topk) {
-  const int64_t per_group = (max_blocks + kSelectGroups - 1) / kSelectGroups;
-  const int64_t list = per_group * (topk - 1);
-  return max_blocks * 4 + 16 + 2 * (list < 2 * 128 ? 2 * 128 : list) * 8;
+  const int64_t cut = (max_blocks + kSelectGroups - 1) / kSelectGroups * (topk - 1);
+  return 8 * (max_blocks + 2 + (cut < kSelectThreads ? kSelectThreads : cut));
 }
 
-struct SelectShared {
-  uint64_t thread_max[128];
-  uint64_t threshold;
-  int count;
+struct alignas(16) SelectShared {
+  uint64_t thread_max[kSelectThreads];
   int32_t chosen[kSelectMaxTopk];
+  int count;
 };
 
 // Ascending as unsigned numbers wherever the scores ascend; -inf gives 0x007fffff, so 0 stands for none.
@@ -42,104 +44,150 @@ __device__ __forceinline__ float score_of_bits(uint32_t ordered) {
 __device__ __forceinline__ uint64_t select_key(float score, int block) {
   return (uint64_t{ordered_bits(score)} << 32) | (0xffffffffu - static_cast<uint32_t>(block));
 }
-
-__device__ __forceinline__ uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
-
-// The kth largest (k >= 1) of 32 group maxima; 0 if fewer than k groups hold a key. thread_max has one
-// entry per thread of four warps; every warp computes the same result on its own.
-__device__ __forceinline__ uint64_t group_threshold(const uint64_t* thread_max, int k, int lane) {
-  uint64_t own = 0;
-  for (int w = 0; w < 4; ++w) own = max_u64(own, thread_max[32 * w + lane]);
-  int rank = 0;
-#pragma unroll 8
-  for (int other = 0; other < 32; ++other) rank += __shfl_sync(0xffffffffu, own, other) > own ? 1 : 0;
-  // Keys are distinct; empty groups (0) share a rank beyond all keys.
-  const uint32_t holder = __ballot_sync(0xffffffffu, rank == k - 1 && own != 0);
-  return holder == 0 ? 0 : __shfl_sync(0xffffffffu, own, __ffs(holder) - 1);
+__device__ __forceinline__ int block_of_key(uint64_t key) {
+  return static_cast<int>(0xffffffffu - static_cast<uint32_t>(key));
 }
 
-// All of 128 threads (one barrier id) call it with the same arguments: `history` scores of a row in
-// global memory (written by an earlier kernel), the best `wanted` of them go to ids[0 .. wanted), their
-// block ids ascending, in shared memory. 1 <= wanted <= 31, wanted <= history <= kSelectMaxBlocks.
-// `sync` is a barrier of the 128 threads; the last one is inside.
-template <typename Sync>
-__device__ __forceinline__ void select_blocks(const float* __restrict__ scores, int history, int wanted,
-                                              uint8_t* scratch, SelectShared& shared, int32_t* ids, int thread,
-                                              Sync sync) {
-  constexpr int kThreads = 128;
-  const int lane = thread % 32;
-  float* values = reinterpret_cast<float*>(scratch);
-  const int64_t list_bytes = int64_t{8} * max(2 * kThreads, wanted * ((history + kSelectGroups - 1) / kSelectGroups));
-  uint64_t* list = reinterpret_cast<uint64_t*>(scratch + ((history * 4 + 15) & ~15));
-  uint64_t* next_list = reinterpret_cast<uint64_t*>(reinterpret_cast<uint8_t*>(list) + list_bytes);
+// The kth largest of the 32 lanes' values, or 0 if fewer than k are not 0. Same result in all lanes.
+__device__ __forceinline__ uint32_t kth_largest_u32(uint32_t own, int k) {
+  int larger = 0;
+#pragma unroll
+  for (int lane = 0; lane < 32; ++lane) larger += __shfl_sync(0xffffffffu, own, lane) > own ? 1 : 0;
+  return __reduce_min_sync(0xffffffffu, larger < k ? own : 0xffffffffu);
+}
+__device__ __forceinline__ uint64_t kth_largest_u64(uint64_t own, int k) {
+  const uint32_t high = kth_largest_u32(static_cast<uint32_t>(own >> 32), k);
+  const int above = __popc(__ballot_sync(0xffffffffu, static_cast<uint32_t>(own >> 32) > high));
+  const uint32_t low = static_cast<uint32_t>(own >> 32) == high ? static_cast<uint32_t>(own) : 0;
+  return (uint64_t{high} << 32) | kth_largest_u32(low, k - above);
+}
 
-  // 1. Own scores into registers and shared memory, their best key.
+// One of the rounds for rows with crowded scores: keeps the keys of `list` at or above the kth largest
+// of the group maxima. Returns how many.
+template <typename Sync>
+__device__ __noinline__ int select_cut(const uint64_t* list, int count, uint64_t* kept, int wanted,
+                                       SelectShared& shared, int thread, Sync sync) {
   uint64_t best = 0;
-  for (int base = 0; base < history; base += 8 * kThreads) {
-    float value[8];
+  for (int i = thread; i < count; i += kSelectThreads) best = list[i] > best ? list[i] : best;
+  shared.thread_max[thread] = best;
+  sync();
+  if (thread == 0) shared.count = 0;
+  uint64_t group = 0;
+  for (int w = 0; w < kSelectThreads / 32; ++w) {
+    const uint64_t other = shared.thread_max[32 * w + thread % 32];
+    group = other > group ? other : group;
+  }
+  const uint64_t threshold = kth_largest_u64(group, wanted);
+  sync();
+  for (int i = thread; i < count; i += kSelectThreads) {
+    if (list[i] >= threshold) kept[atomicAdd(&shared.count, 1)] = list[i];
+  }
+  sync();
+  return shared.count;
+}
+
+// 256 threads call it with the same arguments: `scores`, a row of `history` in global memory (16-byte
+// aligned, written by an earlier kernel). For each of the best `wanted` one thread calls
+// emit(place, block, fetched): place is its position among the ids in ascending order, fetched what
+// fetch(block), called earlier and for some other blocks too, returned. 1 <= wanted <= 31,
+// wanted <= history <= kSelectMaxBlocks. `sync` is a barrier of the 256 threads; what emit writes is
+// seen after the next one.
+template <typename Sync, typename Fetch, typename Emit>
+__device__ __forceinline__ void select_blocks(const float* __restrict__ scores, int history, int wanted,
+                                              uint8_t* scratch, SelectShared& shared, int thread, Sync sync,
+                                              Fetch fetch, Emit emit) {
+  constexpr int kVectors = kSelectMaxBlocks / 4 / kSelectThreads;
+  const int lane = thread % 32;
+  uint64_t* list = reinterpret_cast<uint64_t*>(scratch);
+  uint64_t* next_list = list + ((history + 1) & ~1);
+  uint32_t* thread_max = reinterpret_cast<uint32_t*>(shared.thread_max);
+
+  // 1. Scores 4v .. 4v+3 with v = thread, thread + 256, ...; the best of them.
+  float value[kVectors][4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int block = base + i * kThreads + thread;
-      if (block < history) value[i] = __ldcg(scores + block);
-    }
+  for (int i = 0; i < kVectors; ++i) {
+    if (i * 4 * kSelectThreads >= history) break;
+    const int first = 4 * (i * kSelectThreads + thread);
+    value[i][0] = value[i][1] = value[i][2] = value[i][3] = -INFINITY;
+    if (first + 4 <= history) {
+      const float4 four = __ldcg(reinterpret_cast<const float4*>(scores + first));
+      value[i][0] = four.x, value[i][1] = four.y, value[i][2] = four.z, value[i][3] = four.w;
+    } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int block = base + i * kThreads + thread;
-      if (block >= history) break;
-      values[block] = value[i];
-      best = max_u64(best, select_key(value[i], block));
+      for (int e = 0; e < 3; ++e) {
+        if (first + e < history) value[i][e] = __ldcg(scores + first + e);
+      }
     }
   }
-  shared.thread_max[thread] = best;
+  if (thread < kSelectMaxTopk) shared.chosen[thread] = INT_MAX;
   if (thread == 0) shared.count = 0;
+  float top = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    if (i * 4 * kSelectThreads >= history) break;
+    top = fmaxf(top, fmaxf(fmaxf(value[i][0], value[i][1]), fmaxf(value[i][2], value[i][3])));
+  }
+  const uint32_t best = 4 * thread < history ? ordered_bits(top) : 0;
+  thread_max[thread] = best;
   sync();
 
-  // 2. Candidates: everything at or above the threshold.
-  const uint64_t threshold = group_threshold(shared.thread_max, wanted, lane);
+  // 2. Candidates: scores at or above the threshold.
+  uint32_t group = 0;
+#pragma unroll
+  for (int w = 0; w < kSelectThreads / 32; ++w) group = max(group, thread_max[32 * w + lane]);
+  const uint32_t threshold = kth_largest_u32(group, wanted);
   if (best >= threshold && best != 0) {
-    for (int block = thread; block < history; block += kThreads) {
-      const uint64_t key = select_key(values[block], block);
-      if (key >= threshold) list[atomicAdd(&shared.count, 1)] = key;
+    const float low = threshold == 0 ? -INFINITY : score_of_bits(threshold);
+    int hits = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (i * 4 * kSelectThreads >= history) break;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        hits += value[i][e] >= low && 4 * (i * kSelectThreads + thread) + e < history ? 1 : 0;
+      }
+    }
+    int at = atomicAdd(&shared.count, hits);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (i * 4 * kSelectThreads >= history) break;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int block = 4 * (i * kSelectThreads + thread) + e;
+        if (value[i][e] >= low && block < history) list[at++] = select_key(value[i][e], block);
+      }
     }
   }
   sync();
   int count = shared.count;
-
-  // 3. Unusual rows leave many: deal them to new groups and cut again. Each round keeps at most
-  // wanted/32 of the list plus one per group, so it ends.
-  while (count > kThreads) {
-    best = 0;
-    for (int i = thread; i < count; i += kThreads) best = max_u64(best, list[i]);
-    shared.thread_max[thread] = best;
-    sync();
-    if (thread == 0) shared.count = 0;
-    const uint64_t cut = group_threshold(shared.thread_max, wanted, lane);
-    sync();
-    for (int i = thread; i < count; i += kThreads) {
-      if (list[i] >= cut) next_list[atomicAdd(&shared.count, 1)] = list[i];
-    }
-    sync();
-    count = shared.count;
+  while (count > kSelectThreads) {
+    count = select_cut(list, count, next_list, wanted, shared, thread, sync);
     uint64_t* swap = list;
     list = next_list;
     next_list = swap;
   }
 
-  // 4. Rank by counting, then place by id.
-  if (thread < count) {
-    const uint64_t own = list[thread];
-    int rank = 0;
+  // 3. Rank by counting, then place by id.
+  const bool candidate = thread < count;
+  const uint64_t own = candidate ? list[thread] : 0;
+  const int block = block_of_key(own);
+  int fetched = 0, rank = 0;
+  if (candidate) {
+    fetched = fetch(block);
+#pragma unroll 4
     for (int i = 0; i < count; ++i) rank += list[i] > own ? 1 : 0;
-    if (rank < wanted) shared.chosen[rank] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(own));
+    if (rank < wanted) shared.chosen[rank] = block;
   }
   sync();
-  if (thread < wanted) {
-    const int own = shared.chosen[thread];
+  if (candidate && rank < wanted) {
     int place = 0;
-    for (int i = 0; i < wanted; ++i) place += shared.chosen[i] < own ? 1 : 0;
-    ids[place] = own;
+#pragma unroll
+    for (int i = 0; i < kSelectMaxTopk; i += 4) {
+      const int4 four = *reinterpret_cast<const int4*>(&shared.chosen[i]);
+      place += (four.x < block ? 1 : 0) + (four.y < block ? 1 : 0) + (four.z < block ? 1 : 0) + (four.w < block ? 1 : 0);
+    }
+    emit(place, block, fetched);
   }
-  sync();
 }
 
 }  // namespace m3
