@@ -11,8 +11,10 @@
 #include "base/progress.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "engine/session.h"
 #include "formats/checkpoint.h"
-#include "tensor/arena.h"
+#include "model/decoder.h"
+#include "model/kv_cache.h"
 
 namespace m3::cli {
 
@@ -56,9 +58,12 @@ struct Inspection {
     MemoryPlan plan;
     plan.add("weights (mapped)", checkpoint ? checkpoint->mapped_bytes() : total_bytes(table));
     if (checkpoint && checkpoint->widened_bytes() > 0) plan.add("weights widened to f32", checkpoint->widened_bytes());
-    const int64_t page = std::max(config.text.block_size, 1);
-    const int64_t tokens = (context + page - 1) / page * page;
-    plan.add(fmt::format("cache, bf16, {} tokens", tokens), tokens * config.text.cache_bytes_per_token());
+    const int64_t page = config.text.block_size, num_pages = (context + page - 1) / page;
+    plan.add("KV cache (bf16)", KvCache::bytes(config.text, num_pages, DType::kBF16));
+    StepSizes step;
+    step.max_tokens = std::min(SessionOptions::kDefaultStepTokens, context);
+    step.max_sequence_tokens = context;
+    plan.add("activations", decoder_step_bytes(config.text, {}, step));
     return plan;
   }
 
@@ -127,7 +132,7 @@ void print_text(const Inspection& model) {
              model.config.text.cache_bytes_per_token());
   const MemoryPlan plan = model.memory_plan();
   for (const auto& entry : plan.entries()) line(entry.name.c_str(), format_bytes(static_cast<double>(entry.bytes)));
-  line("total", format_bytes(static_cast<double>(plan.total_bytes())) + ", without activations");
+  line("total", format_bytes(static_cast<double>(plan.total_bytes())));
 }
 
 ordered_json to_json(const Inspection& model) {

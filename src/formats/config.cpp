@@ -78,6 +78,7 @@ void parse_sparse_attention(JsonFields& text, TextConfig& out, std::vector<std::
   JsonFields sparse = released ? *released : JsonFields(kEmpty, text.name("sparse_attention_config"));
   if (!sparse.boolean("use_sparse_attention").value_or(true)) {  // a dense model says so explicitly
     out.is_sparse.assign(out.num_layers, 0);
+    out.block_size = static_cast<int>(sparse.integer("sparse_block_size", 1, kMaxBlock).value_or(out.block_size));
     return;
   }
   M3_CHECK(released || text.has("layer_types"),

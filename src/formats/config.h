@@ -42,7 +42,7 @@ struct TextConfig {
   std::vector<uint8_t> is_moe;       // [L] 1: experts, 0: dense MLP
   std::vector<uint8_t> is_sparse;    // [L] 1: index branch and block-sparse attention, 0: full attention
   int index_dim = 0;                 // of the index branch; the number of index heads is num_kv_heads
-  int block_size = 0;                // tokens
+  int block_size = 128;              // tokens; also the page of the cache where no layer is sparse
   int topk_blocks = 0;
   int local_blocks = 1, init_blocks = 0;
 

@@ -75,6 +75,7 @@ TEST(Config, a_dense_model_says_so) {
   json document = m3_json();
   document["text_config"]["sparse_attention_config"] = {{"use_sparse_attention", false}};
   EXPECT_EQ(parse(document).text.num_sparse_layers(), 0);
+  EXPECT_EQ(parse(document).text.block_size, 128);  // the cache still has pages
 }
 
 TEST(Config, mxfp8_is_recognised) {
