@@ -12,6 +12,7 @@ namespace {
 const std::vector<Command>& kinds() {
   static const std::vector<Command> list = {
       {"model", "prefill and decode of a whole model", bench_model},
+      {"msa", "one attention layer: sparse, full, window, token lists", bench_msa},
   };
   return list;
 }
@@ -21,7 +22,8 @@ const std::vector<Command>& kinds() {
 int command_bench(const Args& args) {
   std::string text = "Measures this build on this machine.\nUsage: m3 bench KIND [...]\n\n";
   for (const Command& kind : kinds()) text += fmt::format("  {:<14} {}\n", kind.name, kind.summary);
-  text += "\nExample:\n  m3 bench model benchmarks/workloads/cpu_270m_config.json --prompt 512,4096 --decode-at 0,4096\n";
+  text += "\nExample:\n  m3 bench model benchmarks/workloads/cpu_270m_config.json --prompt 512,4096 --decode-at 0,4096\n"
+          "  m3 bench msa --context 32768,131072 --new 1 --attention msa,full\n";
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) throw HelpRequest{text};
   for (const Command& kind : kinds()) {
     if (!args.empty() && args[0] == kind.name) return kind.run({args.begin() + 1, args.end()});

@@ -11,6 +11,7 @@
 namespace m3::cli {
 
 int bench_model(const Args& args);
+int bench_msa(const Args& args);
 
 std::vector<int64_t> parse_numbers(const std::string& flag, const std::string& text);  // "512,4096"; throws UsageError
 

@@ -63,9 +63,6 @@ struct MsaKernels {
   void (*score_relu)(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const float* w,
                      float* scratch, float* out);
   void (*attend_rows)(const MsaAttendTile& tile);
-
-  // A loop of independent multiply-adds on registers, for the machine's ceiling. Returns its FLOPs.
-  double (*peak_loop)(int64_t iterations);
 };
 
 // The table of cpu_isa(). bf16_dot: products of bf16 pairs where the CPU has them.

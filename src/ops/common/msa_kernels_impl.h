@@ -377,29 +377,6 @@ void attend_rows(const MsaAttendTile& t) {
   }
 }
 
-// ----------------------------------------------------------------------------------------------- ceiling
-
-double peak_loop(int64_t iterations) {
-  uint32_t a[kTileRows] = {};
-  alignas(64) uint32_t b[kPanel] = {};
-  V::Vec acc[kTileRows][kTileVecs];
-  clear<kTileRows>(acc);
-  V::Words column[kTileVecs];
-  for (int v = 0; v < kTileVecs; ++v) column[v] = V::load_words(b + v * kLanes);
-  for (int64_t n = 0; n < iterations; ++n) {
-    for (int r = 0; r < kTileRows; ++r) {
-      for (int v = 0; v < kTileVecs; ++v) acc[r][v] = multiply_add(acc[r][v], a + r, column[v]);
-    }
-    asm volatile("" : : "r"(a) : "memory");  // the broadcasts are read again, as in the real tile
-  }
-  float total = 0;
-  for (int r = 0; r < kTileRows; ++r) {
-    for (int v = 0; v < kTileVecs; ++v) total += reduce_add(acc[r][v]);
-  }
-  asm volatile("" : : "m"(total));
-  return 2.0 * (kBf16Dot ? 2 : 1) * kPanel * kTileRows * static_cast<double>(iterations);
-}
-
 constexpr MsaKernels make_table(const char* name) {
   return {.name = name,
           .panel = kPanel,
@@ -409,8 +386,7 @@ constexpr MsaKernels make_table(const char* name) {
           .pack_values = pack_values,
           .score_max = score_max,
           .score_relu = score_relu,
-          .attend_rows = attend_rows,
-          .peak_loop = peak_loop};
+          .attend_rows = attend_rows};
 }
 
 }  // namespace
