@@ -7,14 +7,13 @@
 
 #include "base/cpu_features.h"
 #include "ops/common/checks.h"
+#include "ops/common/msa_workers.h"
 #include "ops/common/tile_gemm.h"
 #include "ops/vit_attend/vit_attend_kernel.h"
 #include "ops/vit_attend/vit_tiles.h"
 
 namespace m3 {
 namespace {
-
-constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
 
 // The scratch of one worker, in floats.
 struct Space {
@@ -103,15 +102,15 @@ void vit_attend(const Tensor& q_THD, const Tensor& k_THD, const Tensor& v_THD, s
   const std::vector<VitItem> items = vit_items(cu_segments, q_THD.dim(0), q_THD.dim(1));
   const ArenaScope scope(scratch);
   const int64_t floats = Space::floats(q_THD.dim(2));
-  float* space = scratch.alloc("vision attention", DType::kF32, {vit_workers(), floats}).ptr<float>();
+  float* space = scratch.alloc("vision attention", DType::kF32, {num_threads(), floats}).ptr<float>();
   const Attention attention = {q_THD, k_THD, v_THD, scale, o_THD, lse_TH};
-  vit_for_each(items, [&](const VitItem& item, int64_t worker) {
-    attention.run(item, Space(space + worker * floats, q_THD.dim(2)));
+  msa_for_each_item(static_cast<int64_t>(items.size()), num_threads(), [&](int64_t i, int worker) {
+    attention.run(items[i], Space(space + worker * floats, q_THD.dim(2)));
   });
 }
 
 int64_t vit_attend_scratch_bytes(int64_t, int64_t, int64_t head_dim) {
-  return vit_workers() * Space::floats(head_dim) * 4 + Arena::kAlignment;
+  return num_threads() * Space::floats(head_dim) * 4 + Arena::kAlignment;
 }
 
 }  // namespace m3

@@ -27,5 +27,21 @@ float softmax_row(float* scores, int64_t n, int64_t padded, VitRow* row) {
   return rescale[0];
 }
 
+// lse and delta are readable up to `padded` if there is one for each element.
+void gradient_row(float* scores, float* gradients, int64_t n, int64_t padded, const float* lse, const float* delta,
+                  bool per_row) {
+  Simd::Vec lses = Simd::set1(lse[0]), deltas = Simd::set1(delta[0]);
+  for (int64_t i = 0; i < padded; i += Simd::kLanes) {
+    if (!per_row) {
+      lses = Simd::load(lse + i);
+      deltas = Simd::load(delta + i);
+    }
+    const Simd::Vec p = exp2_lanes(Simd::sub(Simd::load(scores + i), lses));
+    Simd::store(scores + i, p);
+    Simd::store(gradients + i, Simd::mul(p, Simd::sub(Simd::load(gradients + i), deltas)));
+  }
+  for (int64_t i = n; i < padded; ++i) scores[i] = gradients[i] = 0;
+}
+
 }  // namespace
 }  // namespace m3

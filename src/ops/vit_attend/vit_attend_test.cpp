@@ -95,5 +95,76 @@ TEST(VitAttend, offsets_that_do_not_cover_the_tokens_are_refused) {
   }
 }
 
+TEST(VitAttendBackward, the_reference_is_the_gradient) {
+  const Inputs in(DType::kF64, 7, 2, 3);
+  const std::vector<int32_t> cu = {0, 4, 4, 7};
+  const Shape shape = {7, 2, 3};
+  const Host d_o = random(DType::kF64, shape, 4), o(DType::kF64, shape);
+  const Host dq(DType::kF64, shape), dk(DType::kF64, shape), dv(DType::kF64, shape);
+  const auto loss = [&] {
+    vit_attend_ref(in.q, in.k, in.v, cu, 0.6f, o, {});
+    return testing::dot(d_o, o);
+  };
+  vit_attend_backward_ref(in.q, in.k, in.v, d_o, cu, 0.6f, dq, dk, dv);
+  EXPECT_TRUE(close(dq, testing::numeric_gradient(in.q, loss), 1e-7));
+  EXPECT_TRUE(close(dk, testing::numeric_gradient(in.k, loss), 1e-7));
+  EXPECT_TRUE(close(dv, testing::numeric_gradient(in.v, loss), 1e-7));
+}
+
+TEST(VitAttendBackward, equals_the_reference) {
+  testing::for_each_isa([] {
+    const std::vector<int32_t> segments[] = {{0}, {0, 1}, {0, 0, 3, 3}, {0, 127, 255, 384}, {0, 5, 198, 200}};
+    for (const std::vector<int32_t>& cu : segments) {
+      for (auto [H, D] : {std::array<int64_t, 2>{2, 80}, {1, 12}, {3, 7}}) {
+        for (DType type : {DType::kF32, DType::kBF16}) {
+          const int64_t T = cu.back();
+          const Shape shape = {T, H, D};
+          const Inputs in(type, T, H, D, 2);
+          // The output that the forward really gave: in bf16 its rounding enters delta.
+          const Host o(type, shape), lse(DType::kF32, {T, H}), d_o = random(type, shape, 4);
+          const Host dq(type, shape), dk(type, shape), dv(type, shape);
+          const Host dq_want(DType::kF64, shape), dk_want(DType::kF64, shape), dv_want(DType::kF64, shape);
+          const float scale = 1 / std::sqrt(static_cast<float>(D));
+          vit_attend(in.q, in.k, in.v, cu, scale, o, lse, scratch());
+          vit_attend_backward(in.q, in.k, in.v, o, lse, d_o, cu, scale, dq, dk, dv, scratch());
+          vit_attend_backward_ref(in.q, in.k, in.v, d_o, cu, scale, dq_want, dk_want, dv_want);
+          // A segment of one token has no dq and no dk but rounding: compare whole tensors.
+          const auto whole = [&](const Host& t) { return (*t).reshape({T * H * D}); };
+          const double tolerance = type == DType::kF32 ? 1e-5 : 1e-2;
+          ASSERT_TRUE(close(whole(dv), whole(dv_want), tolerance)) << T << " tokens, D = " << D;
+          if (T < 2) continue;
+          ASSERT_TRUE(close(whole(dq), whole(dq_want), tolerance)) << T << " tokens, D = " << D;
+          ASSERT_TRUE(close(whole(dk), whole(dk_want), tolerance)) << T << " tokens, D = " << D;
+        }
+      }
+    }
+  });
+}
+
+TEST(VitAttendBackward, bits_do_not_depend_on_threads_or_neighbours) {
+  const int64_t T = 400, H = 2, D = 20;
+  const Shape shape = {T, H, D};
+  const Inputs in(DType::kF32, T, H, D);
+  const Host o(DType::kF32, shape), lse(DType::kF32, {T, H}), d_o = random(DType::kF32, shape, 4);
+  const std::vector<int32_t> cu = {0, 150, 400}, alone = {0, 250};
+  vit_attend(in.q, in.k, in.v, cu, 0.2f, o, lse, scratch());
+  const auto run = [&](int64_t begin, std::span<const int32_t> offsets, int threads) {
+    const int before = num_threads();
+    set_num_threads(threads);
+    const auto rows = [&](const Tensor& t) { return t.rows(begin, T); };
+    const Shape part = {T - begin, H, D};
+    std::array<Host, 3> g = {Host(DType::kF32, part), Host(DType::kF32, part), Host(DType::kF32, part)};
+    vit_attend_backward(rows(in.q), rows(in.k), rows(in.v), rows(o), rows(lse), rows(d_o), offsets, 0.2f, g[0], g[1],
+                        g[2], scratch());
+    set_num_threads(before);
+    return g;
+  };
+  const auto one = run(0, cu, 1), three = run(0, cu, 3), segment = run(150, alone, 2);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(testing::same_bits(one[i], three[i])) << i;
+    EXPECT_TRUE(testing::same_bits(segment[i], (*one[i]).rows(150, T))) << i;
+  }
+}
+
 }  // namespace
 }  // namespace m3

@@ -1,8 +1,5 @@
 #include "ops/vit_attend/vit_tiles.h"
 
-#include <atomic>
-
-#include "base/threads.h"
 #include "ops/common/checks.h"
 
 namespace m3 {
@@ -20,17 +17,6 @@ std::vector<VitItem> vit_items(std::span<const int32_t> cu_segments, int64_t num
     }
   }
   return items;
-}
-
-int64_t vit_workers() { return num_threads(); }
-
-void vit_for_each(const std::vector<VitItem>& items, const std::function<void(const VitItem&, int64_t)>& body) {
-  std::atomic<size_t> next = 0;
-  parallel_for(vit_workers(), [&](int64_t begin, int64_t end) {
-    for (int64_t worker = begin; worker < end; ++worker) {
-      for (size_t i = next++; i < items.size(); i = next++) body(items[i], worker);
-    }
-  });
 }
 
 void vit_row(const Tensor& x_THD, int64_t token, int64_t head, float factor, float* out_D) {
