@@ -7,41 +7,35 @@
 
 #include "ops/common/checks.h"
 #include "ops/common/rows.h"
-#include "ops/gemm/gemm_problem.h"
-#include "ops/moe_experts/moe_groups.h"
+#include "ops/moe_experts/moe_rows.h"
 
 namespace m3 {
 namespace {
 
-// One set of rows: the routed experts' (T · K) or the shared expert's (T).
-struct Rows {
-  Tensor gate, up, act, out;
-};
-
-Rows alloc_rows(Arena& scratch, int64_t rows, int64_t width, int64_t hidden, DType act_type) {
-  Rows r;
-  r.gate = scratch.alloc("expert gate", DType::kF32, {rows, width});
-  r.up = scratch.alloc("expert up", DType::kF32, {rows, width});
-  r.act = act_type == DType::kF32 ? r.gate : scratch.alloc("expert activation", act_type, {rows, width});
-  r.out = scratch.alloc("expert output", DType::kF32, {rows, hidden});
-  return r;
+// In place where the type allows: the rows are not needed afterwards.
+Tensor activation(const Tensor& gate, const Tensor& up, const MoeExperts& experts, DType type, bool keep_gate,
+                  Arena& scratch) {
+  const bool in_place = type == DType::kF32 && !keep_gate;
+  const Tensor act = in_place ? gate : scratch.alloc("expert activation", type, gate.shape());
+  swiglu_oai(gate, up, experts.swiglu, act);
+  return act;
 }
 
 // y_t = scale · Σ_j weight[t, j] · out[row(t, j)] + shared_t, in fp32.
-void combine(const MoeGroups& groups, const Tensor& weights_TK, float scale, const Tensor& routed, const Tensor& shared,
+void combine(const MoeShape& shape, const Tensor& weights_TK, float scale, const Tensor& routed, const Tensor& shared,
              const Tensor& y_TC) {
-  const int64_t T = y_TC.dim(0), C = y_TC.dim(1), K = weights_TK.defined() ? weights_TK.dim(1) : 0;
+  const int64_t C = shape.C, K = shape.K;
   const float* weights = K > 0 ? weights_TK.ptr<float>() : nullptr;
   const float* from = K > 0 ? routed.ptr<float>() : nullptr;
   const float* add = shared.defined() ? shared.ptr<float>() : nullptr;
   mutable_float(y_TC, [&](auto* y) {
-    parallel_rows(T, C * (K + 1), [&](int64_t begin, int64_t end) {
+    parallel_rows(shape.T, C * (K + 1), [&](int64_t begin, int64_t end) {
       std::vector<float> sum(C);
       for (int64_t t = begin; t < end; ++t) {
         std::fill(sum.begin(), sum.end(), 0.0f);
         for (int64_t j = 0; j < K; ++j) {
           const float weight = weights[t * K + j];
-          const float* row = from + int64_t{groups.row[t * K + j]} * C;
+          const float* row = from + int64_t{shape.groups.row[t * K + j]} * C;
           for (int64_t c = 0; c < C; ++c) sum[c] += weight * row[c];
         }
         for (int64_t c = 0; c < C; ++c) {
@@ -53,64 +47,39 @@ void combine(const MoeGroups& groups, const Tensor& weights_TK, float scale, con
   });
 }
 
-void check_expert(const char* name, int64_t index, const ExpertWeights& w, int64_t hidden, int64_t width) {
-  const auto check = [&](const char* part, const Weight& matrix, int64_t out, int64_t in) {
-    M3_CHECK(matrix.defined() && matrix.values.shape() == Shape({out, in}), "{} {}: {} must be [{}, {}], got {}", name,
-             index, part, out, in, matrix.values.shape().str());
-  };
-  check("gate_FC", w.gate_FC, width, hidden);
-  check("up_FC", w.up_FC, width, hidden);
-  check("down_CF", w.down_CF, hidden, width);
-}
-
 }  // namespace
 
-void moe_experts(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK, const MoeExperts& experts,
-                 const Tensor& y_TC, Arena& scratch, Stream) {
-  M3_CHECK(h_TC.rank() == 2, "h_TC must be [T, C], got {}", h_TC.shape().str());
-  const int64_t T = h_TC.dim(0), C = h_TC.dim(1), E = static_cast<int64_t>(experts.routed.size());
-  check_float("h_TC", h_TC);
-  check_float("y_TC", y_TC, {T, C});
-  M3_CHECK(E > 0 || experts.shared != nullptr, "neither routed experts nor a shared expert were given");
+void moe_experts_saving(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK, const MoeExperts& experts,
+                        const Tensor& y_TC, const MoeSaved& saved, Arena& scratch, Stream) {
+  const MoeShape shape = moe_shape(h_TC, ids_TK, weights_TK, experts);
+  check_float("y_TC", y_TC, h_TC.shape());
   const ArenaScope scope(scratch);
-  MoeGroups groups;
-  Rows routed, shared;
-  if (E > 0) {
-    check_shape("ids_TK", ids_TK, {T, ids_TK.rank() == 2 ? ids_TK.dim(1) : 0});
-    check_shape("weights_TK", weights_TK, ids_TK.shape());
-    const int64_t F = experts.routed[0].gate_FC.num_out();
-    for (int64_t e = 0; e < E; ++e) check_expert("expert", e, experts.routed[e], C, F);
-    groups = moe_group(ids_TK, E);
-    routed = alloc_rows(scratch, ids_TK.numel(), F, C, h_TC.dtype());
-  }
-  if (experts.shared != nullptr) {
-    const int64_t F = experts.shared->gate_FC.num_out();
-    check_expert("shared expert", 0, *experts.shared, C, F);
-    shared = alloc_rows(scratch, T, F, C, h_TC.dtype());
-  }
+  const MoeSaved rows = moe_rows_for(shape, saved, scratch);
+  moe_gate_up(h_TC, shape, experts, rows);
 
-  std::vector<GemmProblem> up, down;
-  const auto push = [](std::vector<GemmProblem>& list, const Tensor& x, const int32_t* rows, const Weight& w,
-                       const Tensor& y) {
-    if (y.dim(0) > 0) list.push_back(gemm_problem(x, rows, w, {}, y));
-  };
-  for (int64_t e = 0; e < E; ++e) {
-    const int64_t begin = groups.begin[e], end = groups.begin[e + 1];
-    const int32_t* tokens = groups.token.data() + begin;
-    push(up, h_TC, tokens, experts.routed[e].gate_FC, routed.gate.rows(begin, end));
-    push(up, h_TC, tokens, experts.routed[e].up_FC, routed.up.rows(begin, end));
-    push(down, routed.act.rows(begin, end), nullptr, experts.routed[e].down_CF, routed.out.rows(begin, end));
+  std::vector<GemmProblem> down;
+  Tensor routed_out, shared_out;
+  if (shape.E > 0) {
+    const Tensor act = activation(rows.routed_gate, rows.routed_up, experts, h_TC.dtype(), saved.routed_gate.defined(), scratch);
+    routed_out = scratch.alloc("expert output", DType::kF32, {shape.slots(), shape.C});
+    for (int64_t e = 0; e < shape.E; ++e) {
+      const int64_t begin = shape.groups.begin[e], end = shape.groups.begin[e + 1];
+      if (begin == end) continue;
+      down.push_back(gemm_problem(act.rows(begin, end), nullptr, experts.routed[e].down_CF, {}, routed_out.rows(begin, end)));
+    }
   }
   if (experts.shared != nullptr) {
-    push(up, h_TC, nullptr, experts.shared->gate_FC, shared.gate);
-    push(up, h_TC, nullptr, experts.shared->up_FC, shared.up);
-    push(down, shared.act, nullptr, experts.shared->down_CF, shared.out);
+    const Tensor act = activation(rows.shared_gate, rows.shared_up, experts, h_TC.dtype(), saved.shared_gate.defined(), scratch);
+    shared_out = scratch.alloc("shared expert output", DType::kF32, {shape.T, shape.C});
+    down.push_back(gemm_problem(act, nullptr, experts.shared->down_CF, {}, shared_out));
   }
-  gemm_run(up);
-  if (E > 0) swiglu_oai(routed.gate, routed.up, experts.swiglu, routed.act);
-  if (experts.shared != nullptr) swiglu_oai(shared.gate, shared.up, experts.swiglu, shared.act);
   gemm_run(down);
-  combine(groups, E > 0 ? weights_TK : Tensor(), experts.routed_scale, routed.out, shared.out, y_TC);
+  combine(shape, weights_TK, experts.routed_scale, routed_out, shared_out, y_TC);
+}
+
+void moe_experts(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK, const MoeExperts& experts,
+                 const Tensor& y_TC, Arena& scratch, Stream stream) {
+  moe_experts_saving(h_TC, ids_TK, weights_TK, experts, y_TC, {}, scratch, stream);
 }
 
 int64_t moe_experts_scratch_bytes(int64_t num_tokens, int64_t top_k, int64_t hidden, int64_t expert_width,
