@@ -218,7 +218,9 @@ const Tokenizer& byte_tokenizer() {
   return tokenizer;
 }
 
-std::shared_ptr<const SampleBuilder> builder() { return std::make_shared<SampleBuilder>(byte_tokenizer()); }
+std::shared_ptr<const SampleSource> samples(std::shared_ptr<const DocumentSource> source) {
+  return std::make_shared<DocumentSamples>(std::move(source), std::make_shared<SampleBuilder>(byte_tokenizer()));
+}
 
 TEST(Samples, PlaceholdersMarksAndWeightsFollowTheSegments) {
   const Tokenizer& tokenizer = byte_tokenizer();
@@ -258,20 +260,20 @@ TEST(Samples, TextWithoutMarkersNeverBecomesAMarker) {
 TEST(Streams, WorkersDoNotChangeTheOrderAndAPositionGoesOnExactly) {
   const DataFolder folder(30);
   const auto set = std::make_shared<ShardSet>(folder.path(), Split::kTrain);
-  const auto source = std::make_shared<ShardSource>(set, "test", 9, 8);
+  const auto source = samples(std::make_shared<ShardSource>(set, "test", 9, 8));
   std::vector<std::string> ids;
-  SampleStream plain(source, builder(), {}, {.workers = 0});
+  SampleStream plain(source, {}, {.workers = 0});
   for (int i = 0; i < 70; ++i) ids.push_back(plain.next().id);
-  SampleStream threads(source, builder(), {}, {.workers = 3, .depth = 5});
+  SampleStream threads(source, {}, {.workers = 3, .depth = 5});
   for (int i = 0; i < 70; ++i) ASSERT_EQ(threads.next().id, ids[i]) << i;
   for (int stop : {0, 1, 29, 30, 47}) {
     StreamState state;
     {
-      SampleStream first(source, builder(), {}, {.workers = 2});
+      SampleStream first(source, {}, {.workers = 2});
       for (int i = 0; i < stop; ++i) first.next();
       state = StreamState::from_json(JsonValue::parse(first.state().to_json().dump(), "state"), "state");
     }
-    SampleStream second(source, builder(), state, {.workers = 2});
+    SampleStream second(source, state, {.workers = 2});
     for (int i = stop; i < 70; ++i) ASSERT_EQ(second.next().id, ids[i]) << "stopped at " << stop;
   }
 }
@@ -281,14 +283,14 @@ TEST(Streams, ABadShardIsSkippedWithARecordUpToTheLimit) {
   folder.damage("train-000001.tar", 5000);
   const int64_t bad = folder.manifest.shards[1].documents;
   const auto set = std::make_shared<ShardSet>(folder.path(), Split::kTrain);
-  const auto source = std::make_shared<ShardSource>(set, "test", 1, 8);
-  SampleStream lenient(source, builder(), {}, {.workers = 2, .max_broken_share = 1});
+  const auto source = samples(std::make_shared<ShardSource>(set, "test", 1, 8));
+  SampleStream lenient(source, {}, {.workers = 2, .max_broken_share = 1});
   std::set<std::string> seen;
   for (int64_t i = 0; i < 30 - bad; ++i) seen.insert(lenient.next().id);
   EXPECT_EQ(static_cast<int64_t>(seen.size()), 30 - bad);
   while (lenient.state().position < 30) lenient.next();
   EXPECT_EQ(lenient.state().skipped.at("read"), bad);
-  SampleStream strict(source, builder(), {}, {.workers = 2, .broken_allowance = 0});
+  SampleStream strict(source, {}, {.workers = 2, .broken_allowance = 0});
   const std::string message = message_of([&] {
     for (int i = 0; i < 30; ++i) strict.next();
   });
@@ -308,7 +310,7 @@ TEST(Streams, ABrokenPictureIsSkippedAsContent) {
       return document;
     }
   };
-  SampleStream stream(std::make_shared<Source>(), builder(), {}, {.workers = 2});
+  SampleStream stream(samples(std::make_shared<Source>()), {}, {.workers = 2});
   for (const char* id : {"0", "1", "3", "4"}) EXPECT_EQ(stream.next().id, id);
   EXPECT_EQ(stream.state().skipped.at("content"), 1);
 }

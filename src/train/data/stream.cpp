@@ -45,21 +45,30 @@ StreamState StreamState::from_json(const JsonValue& value, const std::string& wh
   return state;
 }
 
-SampleStream::SampleStream(std::shared_ptr<const DocumentSource> source, std::shared_ptr<const SampleBuilder> builder,
-                           StreamState state, StreamOptions options)
+Sample DocumentSamples::sample(int64_t position) const {
+  const Document document = source_->document(position);
+  try {
+    return builder_->build(document);
+  } catch (const Error& error) {
+    throw ContentError(fmt::format("document {}: {}", document.id, error.what()), __FILE__, __LINE__);
+  }
+}
+
+SampleStream::SampleStream(std::shared_ptr<const SampleSource> source, StreamState state, StreamOptions options)
     : name_(source->name()),
       state_(std::move(state)),
       options_(options),
       prefetcher_(
-          [source, builder](int64_t position) {
+          [source](int64_t position) {
             Outcome outcome;
-            std::optional<Document> document;
             try {
-              document = source->document(position);
-              outcome.sample = builder->build(*document);
+              outcome.sample = source->sample(position);
+            } catch (const ContentError& error) {
+              outcome.reason = "content";
+              outcome.message = error.what();
             } catch (const Error& error) {
-              outcome.reason = document ? "content" : "read";  // pictures and text, or the shard
-              outcome.message = document ? fmt::format("document {}: {}", document->id, error.what()) : error.what();
+              outcome.reason = "read";
+              outcome.message = error.what();
             }
             return outcome;
           },

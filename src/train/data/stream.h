@@ -1,4 +1,4 @@
-// Endless sequences of samples. A source gives the document of any position; a stream makes samples ahead in
+// Endless sequences of samples. A source gives the sample of any position; a stream makes samples ahead in
 // worker threads, hands them out in order, skips what is broken and remembers one number: the position.
 #pragma once
 #include <functional>
@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "base/check.h"
 #include "train/data/order.h"
 #include "train/data/prefetch.h"
 #include "train/data/sample.h"
@@ -21,6 +22,33 @@ class DocumentSource {
   virtual ~DocumentSource() = default;
   virtual std::string name() const = 0;
   virtual Document document(int64_t position) const = 0;
+};
+
+// sample(position) depends on the position alone and may be called from any thread. Throws ContentError for
+// a document whose content is broken, Error for one that cannot be read.
+class SampleSource {
+ public:
+  virtual ~SampleSource() = default;
+  virtual std::string name() const = 0;
+  virtual Sample sample(int64_t position) const = 0;
+};
+
+class ContentError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Documents built into samples.
+class DocumentSamples : public SampleSource {
+ public:
+  DocumentSamples(std::shared_ptr<const DocumentSource> source, std::shared_ptr<const SampleBuilder> builder)
+      : source_(std::move(source)), builder_(std::move(builder)) {}
+  std::string name() const override { return source_->name(); }
+  Sample sample(int64_t position) const override;
+
+ private:
+  std::shared_ptr<const DocumentSource> source_;
+  std::shared_ptr<const SampleBuilder> builder_;
 };
 
 // The documents of a split, shuffled anew every epoch.
@@ -59,8 +87,7 @@ struct StreamOptions {
 
 class SampleStream {
  public:
-  SampleStream(std::shared_ptr<const DocumentSource> source, std::shared_ptr<const SampleBuilder> builder, StreamState state = {},
-               StreamOptions options = {});
+  explicit SampleStream(std::shared_ptr<const SampleSource> source, StreamState state = {}, StreamOptions options = {});
 
   // The next sound sample. A broken document is logged with its place and reason, counted and skipped; above
   // the limit an Error names the counts and the last reason.
