@@ -28,7 +28,8 @@ int command_bench(const Args& args) {
   for (const Command& kind : kinds()) {
     if (!args.empty() && args[0] == kind.name) return kind.run({args.begin() + 1, args.end()});
   }
-  throw UsageError{(args.empty() ? "what is to be measured?" : "unknown kind '" + args[0] + "'") + "\n\n" + text};
+  const std::string fault = args.empty() ? "what is to be measured?" : fmt::format("unknown kind '{}'", args[0]);
+  throw UsageError{fmt::format("{}\n\n{}", fault, text)};
 }
 
 }  // namespace m3::cli
