@@ -86,21 +86,20 @@ TEST(Copy, bulk_load_store_and_reduce) {
   for (float s : sums.read()) ASSERT_EQ(s, 3.5f);
 }
 
-// A swizzled box read back by its address rule, and stored through the map to another place.
-__global__ void tma_kernel(const __grid_constant__ CUtensorMap in, const __grid_constant__ CUtensorMap out, int* seen,
-                           int column, int row) {
+// A swizzled box read back by its address rule.
+__global__ void tma_load_kernel(const __grid_constant__ CUtensorMap map, int* seen, int column, int row) {
   __shared__ __align__(1024) __nv_bfloat16 tile[32 * 64];
   __shared__ uint64_t bar;
   const int tid = threadIdx.x;
   if (tid == 0) {
+    tma_prefetch_map(&map);
     mbarrier_init(&bar, 1);
     mbarrier_init_fence();
-    tma_prefetch_map(&in);
   }
   __syncthreads();
   if (tid == 0) {
     mbarrier_arrive_expect_tx(&bar, sizeof(tile));
-    tma_load(tile, &in, &bar, column, row);
+    tma_load(tile, &map, &bar, column, row);
   }
   mbarrier_wait(&bar, 0);
   for (int i = tid; i < 32 * 64; i += blockDim.x) {
@@ -108,37 +107,61 @@ __global__ void tma_kernel(const __grid_constant__ CUtensorMap in, const __grid_
     const char* at = reinterpret_cast<const char*>(tile) + r * 128 + ((byte / 16) ^ (r % 8)) * 16 + byte % 16;
     seen[i] = static_cast<int>(__bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(at)));
   }
+}
+
+// A box of ones, stored.
+__global__ void tma_store_kernel(const __grid_constant__ CUtensorMap map, int column, int row) {
+  __shared__ __align__(1024) __nv_bfloat16 tile[32 * 64];
+  for (int i = threadIdx.x; i < 32 * 64; i += blockDim.x) tile[i] = __float2bfloat16(1.0f);
   fence_async_shared();
   __syncthreads();
-  if (tid == 0) {
-    tma_store(&out, tile, column, row);
+  if (threadIdx.x == 0) {
+    tma_store(&map, tile, column, row);
     bulk_commit();
     bulk_wait<0>();
   }
 }
 
-TEST(Copy, tensor_map_load_fills_zeros_and_store_skips_outside) {
-  M3_NEEDS_GPU();
-  constexpr int kRows = 40, kColumns = 128;
+constexpr int kRows = 40, kColumns = 128;
+
+CUtensorMap map_2d(void* data) {
+  return tensor_map_create(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, {{kColumns, 0, 64}, {kRows, kColumns * 2, 32}},
+                           MapSwizzle::k128Bytes);
+}
+
+void check_load(int row) {
   std::vector<__nv_bfloat16> values(kRows * kColumns);
   for (int i = 0; i < kRows * kColumns; ++i) values[i] = __float2bfloat16(static_cast<float>(i % 251));
-  DeviceArray<__nv_bfloat16> in(values), out(std::vector<__nv_bfloat16>(kRows * kColumns, __float2bfloat16(-1.0f)));
-  const auto map = [&](void* data) {
-    return tensor_map_create(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, {{kColumns, 0, 64}, {kRows, kColumns * 2, 32}},
-                             MapSwizzle::k128Bytes);
-  };
+  DeviceArray<__nv_bfloat16> in(values);
   DeviceArray<int> seen(std::vector<int>(32 * 64, -1));
-  for (const int row : {-3, 0, 20}) {
-    tma_kernel<<<1, 128>>>(map(in.device), map(out.device), seen.device, 64, row);
-    seen.read();
-    for (int i = 0; i < 32 * 64; ++i) {
-      const int r = row + i / 64, c = 64 + i % 64;
-      ASSERT_EQ(seen.host[i], r >= 0 && r < kRows ? (r * kColumns + c) % 251 : 0) << "row " << r << " column " << c;
-    }
+  tma_load_kernel<<<1, 128>>>(map_2d(in.device), seen.device, 64, row);
+  seen.read();
+  for (int i = 0; i < 32 * 64; ++i) {
+    const int r = row + i / 64, c = 64 + i % 64;
+    ASSERT_EQ(seen.host[i], r >= 0 && r < kRows ? (r * kColumns + c) % 251 : 0) << "row " << r << " column " << c;
   }
-  out.read();
-  for (int i = 0; i < kRows * kColumns; ++i) {
-    ASSERT_EQ(__bfloat162float(out.host[i]), i % kColumns >= 64 ? i % 251 : -1) << i;
+}
+
+TEST(Copy, tensor_map_load_fills_zeros_behind_the_end) {
+  M3_NEEDS_GPU();
+  for (int row : {0, 20}) check_load(row);
+}
+
+TEST(Copy, tensor_map_load_fills_zeros_before_the_begin) {
+  M3_NEEDS_GPU();
+  check_load(-3);
+}
+
+TEST(Copy, tensor_map_store_skips_what_lies_outside) {
+  M3_NEEDS_GPU();
+  for (int row : {0, 20}) {
+    DeviceArray<__nv_bfloat16> out(std::vector<__nv_bfloat16>(kRows * kColumns, __float2bfloat16(-1.0f)));
+    tma_store_kernel<<<1, 128>>>(map_2d(out.device), 64, row);
+    out.read();
+    for (int i = 0; i < kRows * kColumns; ++i) {
+      const bool inside = i % kColumns >= 64 && i / kColumns >= row && i / kColumns < row + 32;
+      ASSERT_EQ(__bfloat162float(out.host[i]), inside ? 1.0f : -1.0f) << "row " << row << " element " << i;
+    }
   }
 }
 

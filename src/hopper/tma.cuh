@@ -1,7 +1,8 @@
 // Tensor copies by tensor map (PTX ISA, "cp.async.bulk.tensor"). The map is a __grid_constant__ kernel
 // parameter made by tensor_map_create (tensor_map.h); coordinates run from the innermost axis outwards
-// and may be out of bounds (loads fill zeros, stores skip). Destinations of 128-byte swizzled maps are
-// 1024-byte aligned.
+// and may be out of bounds (loads fill zeros, stores skip). Stores must not start before the first element:
+// a negative coordinate raises "illegal instruction" on an H200 (2026-11-30). Destinations of 128-byte
+// swizzled maps are 1024-byte aligned.
 #pragma once
 #include <cuda.h>
 

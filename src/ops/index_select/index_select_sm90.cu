@@ -50,8 +50,7 @@ struct Workspace {
   int32_t* counters;
   ScanItem* items;
   MergeItem* merges;
-  float* list_scores;   // [lists][length][256]
-  int32_t* list_ids;
+  int2* lists;  // [lists][256][K]: (score bits, id), best first; the last one is unused
   static int64_t max_items(const MsaGeometry& g, const MsaBatch& batch, int sms) {
     return batch.num_queries * g.groups / kTileRows + batch.num_seqs + int64_t{kWaves} * sms;
   }
@@ -328,11 +327,11 @@ __global__ void __launch_bounds__(kScanThreads, 1)
       mbarrier_arrive(&bars.query_empty[buffer]);
 
       if (item.list >= 0) {
-        const int64_t base = int64_t{item.list} * (kTopk - 1) * kTileRows + my_row;
+        int4* to = reinterpret_cast<int4*>(ws.lists + (int64_t{item.list} * kTileRows + my_row) * kTopk);
 #pragma unroll
-        for (int j = 0; j < kTopk - 1; ++j) {
-          ws.list_scores[base + j * kTileRows] = list.score[j];
-          ws.list_ids[base + j * kTileRows] = list.id[j];
+        for (int j = 0; j < kTopk; j += 2) {
+          const int last = j + 1 < kTopk - 1 ? j + 1 : j;
+          to[j / 2] = make_int4(__float_as_int(list.score[j]), list.id[j], __float_as_int(list.score[last]), list.id[last]);
         }
       } else if (live) {
         const int64_t query = seq.q_begin + flat_row / groups;
@@ -342,13 +341,20 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   }
 }
 
-// One warp per row of a split tile: each lane joins every 32nd list, then the warp draws the best heads.
+// One warp per row of a split tile: a lane per list (joined first where there are more), heads in shared
+// memory, K - 1 rounds of "best head, then lower id".
 template <int kTopk>
-__global__ void __launch_bounds__(256)
+constexpr int kMergeThreads = kTopk > 16 ? 128 : 256;  // 48 KB of static shared memory at most
+
+template <int kTopk>
+__global__ void __launch_bounds__(kMergeThreads<kTopk>)
     merge_kernel(const MsaBatch batch, const int groups, int32_t* ids_RTK, const Workspace ws) {
+  constexpr int kStride = kTopk + 1;  // int2 words; odd, so that heads of equal rank lie in different banks
+  __shared__ int2 heads[kMergeThreads<kTopk> / 32][32 * kStride];
   const int lane = threadIdx.x % 32;
-  const int num_rows = ws.counters[3] * kTileRows;
-  for (int work = (blockIdx.x * 256 + threadIdx.x) / 32; work < num_rows; work += gridDim.x * 8) {
+  int2* mine = heads[threadIdx.x / 32] + lane * kStride;
+  const int num_rows = ws.counters[3] * kTileRows, num_warps = gridDim.x * (kMergeThreads<kTopk> / 32);
+  for (int work = (blockIdx.x * kMergeThreads<kTopk> + threadIdx.x) / 32; work < num_rows; work += num_warps) {
     const MergeItem item = ws.merges[work / kTileRows];
     const int row = work % kTileRows, flat_row = item.tile * kTileRows + row;
     const MsaSequence seq = msa_sequence(batch, item.seq);
@@ -359,29 +365,44 @@ __global__ void __launch_bounds__(256)
     TopkList<kTopk - 1> list;
     list.clear();
     for (int l = lane; l < item.num_lists; l += 32) {
-      const int64_t base = int64_t{item.list + l} * (kTopk - 1) * kTileRows + row;
+      const int4* from = reinterpret_cast<const int4*>(ws.lists + (int64_t{item.list + l} * kTileRows + row) * kTopk);
+      int4 pairs[kTopk / 2];
+#pragma unroll
+      for (int j = 0; j < kTopk / 2; ++j) pairs[j] = from[j];
+#pragma unroll
       for (int j = 0; j < kTopk - 1; ++j) {
-        const float score = ws.list_scores[base + j * kTileRows];
-        const int32_t id = ws.list_ids[base + j * kTileRows];
-        if (id < 0) break;
-        list.insert(score, id);
+        const float score = __int_as_float(j % 2 == 0 ? pairs[j / 2].x : pairs[j / 2].z);
+        const int32_t id = j % 2 == 0 ? pairs[j / 2].y : pairs[j / 2].w;
+        if (l == lane) {
+          list.score[j] = score;
+          list.id[j] = id;
+        } else if (id >= 0) {
+          list.insert(score, id);
+        }
       }
     }
+#pragma unroll
+    for (int j = 0; j < kTopk - 1; ++j) mine[j] = make_int2(__float_as_int(list.score[j]), list.id[j]);
+    mine[kTopk - 1] = make_int2(0, -1);  // behind the end
+
     int32_t chosen[kTopk - 1];
+    int at = 0;
+    int2 head = mine[0];
 #pragma unroll
     for (int s = 0; s < kTopk - 1; ++s) {
-      const bool free = list.id[0] < 0;
-      const uint32_t bits = __float_as_uint(list.score[0]);
-      const uint32_t key = free ? 0u : (bits & 0x80000000u ? ~bits : bits | 0x80000000u);
+      const uint32_t bits = static_cast<uint32_t>(head.x);
+      const uint32_t key = head.y < 0 ? 0u : (bits & 0x80000000u ? ~bits : bits | 0x80000000u);
       const uint32_t best = __reduce_max_sync(0xffffffffu, key);
-      const uint32_t id = __reduce_min_sync(0xffffffffu, !free && key == best ? static_cast<uint32_t>(list.id[0]) : 0x7fffffffu);
+      const bool candidate = head.y >= 0 && key == best;
+      const uint32_t id = __reduce_min_sync(0xffffffffu, candidate ? static_cast<uint32_t>(head.y) : 0x7fffffffu);
       chosen[s] = static_cast<int32_t>(id);
-      if (!free && list.id[0] == static_cast<int32_t>(id)) list.pop_front();
+      if (candidate && head.y == static_cast<int32_t>(id)) head = mine[++at];
     }
     if (lane == 0) {
       const int64_t query = seq.q_begin + flat_row / groups;
       write_row<kTopk>(chosen, own, ids_RTK + (flat_row % groups * batch.num_queries + query) * kTopk);
     }
+    __syncwarp();
   }
 }
 
@@ -397,9 +418,7 @@ Workspace make_workspace(const IndexSelectCudaArgs& a, int sms) {
   ws.counters = reinterpret_cast<int32_t*>(take(256));
   ws.items = reinterpret_cast<ScanItem*>(take(items * sizeof(ScanItem)));
   ws.merges = reinterpret_cast<MergeItem*>(take(int64_t{kWaves} * sms * sizeof(MergeItem)));
-  const int64_t entries = int64_t{kWaves} * sms * (a.geometry.topk - 1) * kTileRows;
-  ws.list_scores = reinterpret_cast<float*>(take(entries * 4));
-  ws.list_ids = reinterpret_cast<int32_t*>(take(entries * 4));
+  ws.lists = reinterpret_cast<int2*>(take(int64_t{kWaves} * sms * a.geometry.topk * kTileRows * 8));
   return ws;
 }
 
@@ -417,7 +436,7 @@ void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
   M3_CUDA_CHECK(cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
   schedule_kernel<<<1, 1024, 0, stream>>>(a.batch, R, kTopk, sms, ws);
   scan<<<sms, kScanThreads, kSmemBytes, stream>>>(query_map, key_map, a.batch, R, a.ids_RTK, ws);
-  merge_kernel<kTopk><<<sms * 2, 256, 0, stream>>>(a.batch, R, a.ids_RTK, ws);
+  merge_kernel<kTopk><<<sms * 4, kMergeThreads<kTopk>, 0, stream>>>(a.batch, R, a.ids_RTK, ws);
   M3_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -426,7 +445,7 @@ void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
 int64_t index_select_sm90_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch) {
   const int64_t lists = int64_t{kWaves} * kMaxSms;
   return 256 + align_up(Workspace::max_items(geometry, batch, kMaxSms) * sizeof(ScanItem)) +
-         align_up(lists * sizeof(MergeItem)) + 2 * align_up(lists * (geometry.topk - 1) * kTileRows * 4);
+         align_up(lists * sizeof(MergeItem)) + align_up(lists * geometry.topk * kTileRows * 8);
 }
 
 void index_select_sm90(const IndexSelectCudaArgs& args, Stream stream) {
