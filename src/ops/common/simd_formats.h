@@ -72,6 +72,8 @@ M3_SIMD_INLINE __m512 load_e4m3(const uint8_t* p) {
   return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, is_nan, _mm512_set1_epi32(-1)));
 }
 
+M3_SIMD_INLINE __m512 sqrt_lanes(__m512 x) { return _mm512_sqrt_ps(x); }
+
 // dst[i] += sum of the lanes of r[i], i < 4, in a fixed order.
 M3_SIMD_INLINE void add_lane_sums(float* dst, const __m512* r) {
   __m256 half[4];
@@ -103,6 +105,8 @@ M3_SIMD_INLINE __m256 load_e4m3(const uint8_t* p) {
   return _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_or_si256(sign, is_nan)));
 }
 
+M3_SIMD_INLINE __m256 sqrt_lanes(__m256 x) { return _mm256_sqrt_ps(x); }
+
 M3_SIMD_INLINE void add_lane_sums(float* dst, const __m256* r) {
   const __m256 quads = _mm256_hadd_ps(_mm256_hadd_ps(r[0], r[1]), _mm256_hadd_ps(r[2], r[3]));
   const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1));
@@ -123,6 +127,10 @@ M3_SIMD_INLINE Simd::Vec load_e4m3(const uint8_t* p) {
     x[i] = float_of_bits(magnitude == 0x7f ? 0x7fc00000u : bits_of_float(value) | sign);
   }
   return x;
+}
+
+M3_SIMD_INLINE Simd::Vec sqrt_lanes(Simd::Vec x) {
+  return Simd::Vec{__builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]), __builtin_sqrtf(x[3])};
 }
 
 M3_SIMD_INLINE void add_lane_sums(float* dst, const Simd::Vec* r) {

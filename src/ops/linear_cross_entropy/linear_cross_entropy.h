@@ -6,8 +6,9 @@
 //   targets_N [N] i32, 0 <= id < num_ids (checked)     loss_N, logz_N [N] f32
 //   dh_NC [N, C] f32 | bf16, written; dw_VC [V, C] f32, added to; both absent: value only
 // factor is 1 / (number of targets of the global batch), times any loss scale: gradients are sums divided once.
-// Rows go in chunks whose logits fit kLceLogitBytes, or 64 rows if one vocabulary is larger. If dw is given, dz is
-// rounded to w's type before it is multiplied (f32: not at all).
+// Rows go in chunks of at most 32 MiB of fp32 logits, but at least 64 rows. If h and W are bf16, dz is rounded to bf16
+// before it is multiplied, as every gradient of bf16 training is; else it stays fp32. Sums over v: fp32 in blocks of
+// 1024, the blocks in fp64.
 // Scratch: linear_cross_entropy_scratch_bytes. Deterministic, whatever the threads.
 #pragma once
 #include "tensor/arena.h"
