@@ -2,13 +2,13 @@
 //
 // Work item: (sequence, one or up to four query tokens, group). A cluster of 1..16 CTAs shares an item:
 // its list of blocks is dealt out in contiguous parts.
-//   warp 8      producer: K and V tiles of a block (128 keys, 32 KB), one tensor copy each, 128-byte
-//               swizzled, in turn through one ring
-//   warps 0-7   S = Q K^T: warp w takes keys 16w..16w+15, the 16 heads of the group are M of mma.sync
-//               m16n8k16; row maxima meet in shared memory, P goes there as bf16; O += P V: warp w takes
-//               dims 16w..16w+15 over all keys. So no warp holds another's part of a row and nothing has
-//               to be merged inside a CTA. Tokens that did not select a block skip it.
-// Before: the consumers choose the blocks from the index scores, or unite the tokens' lists.
+//   K and V tiles of a block (128 keys, 32 KB) come in turn through one ring, one tensor copy each,
+//   128-byte swizzled. Thread 0 issues them; the barriers of the softmax tell when a tile is free.
+//   S = Q K^T: warp w of 8 takes keys 16w..16w+15, the 16 heads of the group are M of mma.sync m16n8k16;
+//   row maxima meet in shared memory, P goes there as bf16. O += P V: warp w takes dims 16w..16w+15 over
+//   all keys. So no warp holds another's part of a row, and nothing has to be merged inside a CTA.
+//   Tokens that did not select a block skip it.
+// Before: the CTA chooses the blocks from the index scores, or unites the tokens' lists.
 // After: every CTA sends its (maximum, sum, O) of each row straight into the shared memory of the CTA
 // that owns the row; one cluster barrier; owners merge in rank order.
 // Fragments of Q and K take the 16-byte chunks 2t, 2t+1 (+ 8) of a row in lane t of a quad, in one order
@@ -39,11 +39,12 @@ constexpr int kBlock = 128, kDim = 128, kHeads = 16;
 constexpr int kTileBytes = kBlock * kDim * 2;  // K or V of a block: [2 halves of D][128 keys][64], swizzled
 constexpr int kHalfBytes = kTileBytes / 2;
 constexpr int kMaxTiles = 6;
-constexpr int kWarps = 8, kConsumers = kWarps * 32, kThreads = kConsumers + 32;
+constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kProbStride = kBlock * 2 + 16;  // bytes; rows on different banks
 constexpr int kMaxTokens = 4;
+constexpr int64_t kMaxBlocks = int64_t{1} << 18, kMaxParts = 4096;  // their product stays in 32 bits
 constexpr float kLn2 = 0.693147180559945f;
-static_assert(kConsumers == kSelectThreads);
+static_assert(kThreads == kSelectThreads);
 
 struct Entry {
   int block;
@@ -60,10 +61,9 @@ struct alignas(16) Shared {
   float warp_sum[kTokens][kHeads][kWarps];
   uint4 query[kTokens == 1 ? 1 : kTokens][kTokens == 1 ? 1 : 8][32];  // fragments, where registers do not hold them
   SelectShared select;
-  uint64_t full[kMaxTiles], empty[kMaxTiles];
+  uint64_t full[kMaxTiles];
   Entry entries[kTokens * kSelectMaxTopk];
-  int32_t ids[kTokens * kSelectMaxTopk];
-  uint8_t first[kTokens * kSelectMaxTopk];
+  int4 ids[kTokens][kSelectMaxTopk / 4];  // padded with INT_MAX
   int num_entries;
 };
 
@@ -82,108 +82,129 @@ struct Range {
   int begin, end;  // of the item's blocks
 };
 
-__device__ __forceinline__ void consumers_sync() { named_barrier_sync(1, kConsumers); }
+// First of `total` blocks that part `part` of `parts` takes; 32-bit: one division, no long one.
+__device__ __forceinline__ int part_begin(int total, int part, int parts) {
+  return static_cast<int>(static_cast<uint32_t>(total) * static_cast<uint32_t>(part) / static_cast<uint32_t>(parts));
+}
 
 // --- the list of blocks
 
-// One token, from its scores. All consumers.
-__device__ __forceinline__ void choose_blocks(const AttendDecodeParams& p, const Item& item, int rank, int cluster,
-                                              bool write_ids, bool prefetch, uint8_t* scratch, Shared<1>& shared) {
+// One token, from its scores. Returns whether the scratch was written.
+__device__ __forceinline__ bool choose_blocks(const AttendDecodeParams& p, const Item& item, int rank, int cluster,
+                                              bool write_ids, uint8_t* scratch, Shared<1>& shared) {
   const int thread = threadIdx.x;
   const int own = item.position < 0 ? -1 : item.position / kBlock;
   const int wanted = min(p.topk - 1, own);
   const int32_t* pages = p.page_table + item.sequence * p.page_stride;
   int32_t* ids = p.ids_RTK + (int64_t{item.group} * p.num_queries + item.first_row) * p.topk;
-  // The keys and values of candidates start towards L2 while their ranks are counted.
-  const auto fetch = [&](int block) {
-    const int page = pages[block];
-    if (prefetch && block % cluster == rank) {
-      const int64_t offset = (int64_t{page} * p.groups + item.group) * kTileBytes;
-      bulk_prefetch_l2(static_cast<const uint8_t*>(p.k_PRBD) + offset, kTileBytes);
-      bulk_prefetch_l2(static_cast<const uint8_t*>(p.v_PRBD) + offset, kTileBytes);
-    }
-    return page;
-  };
+  bool used_scratch = false;
   const auto emit = [&](int place, int block, int page) {
     shared.entries[place] = {block, page, 1};
     if (write_ids) ids[place] = block;
   };
+  if (thread == 0) shared.num_entries = min(own + 1, p.topk);
+  if (thread == 32 && own >= 0) shared.entries[wanted] = {own, pages[own], 1};
   if (wanted > 0 && own > wanted) {
     const float* scores = p.scores_TRM + (int64_t{item.first_row} * p.groups + item.group) * p.score_stride;
-    select_blocks(scores, own, wanted, scratch, shared.select, thread, consumers_sync, fetch, emit);
+    // Where a cluster is wide, keys and values of the candidates start towards L2 while ranks are
+    // counted: a few blocks in vain, but the latency of memory is half hidden.
+    const auto hint = [&](int block) {
+      if (cluster < 8 || block % cluster != rank) return;
+      const int64_t offset = (int64_t{pages[block]} * p.groups + item.group) * kTileBytes;
+      bulk_prefetch_l2(static_cast<const uint8_t*>(p.k_PRBD) + offset, kTileBytes);
+      bulk_prefetch_l2(static_cast<const uint8_t*>(p.v_PRBD) + offset, kTileBytes);
+    };
+    used_scratch = select_blocks(scores, own, wanted, scratch, shared.select, thread, [] { __syncthreads(); },
+                                 [&](int block) { return pages[block]; }, hint, emit);
   } else if (thread < wanted) {
     emit(thread, thread, pages[thread]);
   }
-  if (thread == 0) {
-    shared.num_entries = own + 1 < p.topk ? own + 1 : p.topk;
-    if (own >= 0) shared.entries[wanted] = {own, pages[own], 1};
-  }
   if (write_ids && thread >= max(wanted, 0) && thread < p.topk) ids[thread] = thread == wanted ? own : -1;
+  return used_scratch;
 }
 
-// The union of the tokens' lists, ascending. All consumers; at most one entry per thread.
+// How many of the four lie below id.
+__device__ __forceinline__ int count_below(int4 four, int id) {
+  return (four.x < id ? 1 : 0) + (four.y < id ? 1 : 0) + (four.z < id ? 1 : 0) + (four.w < id ? 1 : 0);
+}
+
+// The union of the tokens' lists, ascending. Thread = (token, slot). The ids of a token
+// are distinct, so an id is first where no earlier token has it.
 template <int kTokens>
 __device__ __forceinline__ void unite_blocks(const AttendDecodeParams& p, const Item& item, Shared<kTokens>& shared) {
-  const int thread = threadIdx.x, count = item.num_tokens * p.topk;
-  int own = -1;
-  if (thread < count) {
-    const int token = thread / p.topk;
+  const int thread = threadIdx.x, token = thread / kSelectMaxTopk, slot = thread % kSelectMaxTopk;
+  int32_t* ids = reinterpret_cast<int32_t*>(shared.ids);
+  int own = INT_MAX;
+  if (token < item.num_tokens && slot < p.topk && item.position + token >= 0) {
     const int64_t row = int64_t{item.group} * p.num_queries + item.first_row + token;
-    if (item.position + token >= 0) own = p.ids_RTK[row * p.topk + thread % p.topk];
-    shared.ids[thread] = own;
+    const int id = p.ids_RTK[row * p.topk + slot];
+    if (id >= 0) own = id;
   }
+  if (token < kTokens) ids[thread] = own;
   if (thread == 0) shared.num_entries = 0;
-  consumers_sync();
-  bool first = own >= 0;
-  int tokens = 0;
-  if (own >= 0) {
-    for (int i = 0; i < count; ++i) {
-      if (shared.ids[i] != own) continue;
-      tokens |= 1 << (i / p.topk);
-      if (i < thread) first = false;
+  __syncthreads();
+  int tokens = 0, page = 0;
+  if (own != INT_MAX) {
+    page = p.page_table[item.sequence * p.page_stride + own];
+#pragma unroll
+    for (int other = 0; other < kTokens; ++other) {
+      bool found = false;
+#pragma unroll
+      for (int i = 0; i < kSelectMaxTopk / 4; ++i) {
+        const int4 four = shared.ids[other][i];
+        found |= four.x == own || four.y == own || four.z == own || four.w == own;
+      }
+      tokens |= found ? 1 << other : 0;
     }
   }
-  if (thread < count) shared.first[thread] = first ? 1 : 0;
+  const bool first = own != INT_MAX && (tokens & ((1 << token) - 1)) == 0;
   const int num_first = __popc(__ballot_sync(0xffffffffu, first));
   if (thread % 32 == 0) atomicAdd(&shared.num_entries, num_first);
-  consumers_sync();
+  __syncthreads();
+  if (token < kTokens && !first) ids[thread] = INT_MAX;
+  __syncthreads();
   if (first) {
     int place = 0;
-    for (int i = 0; i < count; ++i) place += shared.first[i] != 0 && shared.ids[i] < own ? 1 : 0;
-    shared.entries[place] = {own, p.page_table[item.sequence * p.page_stride + own], tokens};
+#pragma unroll
+    for (int i = 0; i < kTokens * kSelectMaxTopk / 4; ++i) place += count_below(shared.ids[0][i], own);
+    shared.entries[place] = {own, page, tokens};
   }
 }
 
 // --- copies
 
+// Thread 0's side of the ring: tile 2i is K and tile 2i + 1 is V of the part's block i.
 template <int kTokens>
-__device__ __forceinline__ void produce(const AttendDecodeParams& p, const CUtensorMap* k_map,
-                                        const CUtensorMap* v_map, const Item& item, Range range, int num_tiles,
-                                        uint8_t* ring, Shared<kTokens>& shared) {
-  const int lane = threadIdx.x % 32;
-  const int32_t* pages = p.page_table + item.sequence * p.page_stride;
-  const auto page_at = [&](int at) {
-    return at >= range.end ? 0 : item.all_keys ? pages[at] : shared.entries[at].page;
-  };
-  int tile = 0, round = 0;
-  int next_page = page_at(range.begin + lane);
-  for (int base = range.begin; base < range.end; base += 32) {
-    const int page = next_page;
-    next_page = page_at(base + 32 + lane);  // arrives while this 32 are copied
-    const int count = min(32, range.end - base);
-    for (int i = 0; i < count; ++i) {
-      const int row = (__shfl_sync(0xffffffffu, page, i) * p.groups + item.group) * kBlock;
-      for (int which = 0; which < 2; ++which) {
-        if (lane == 0) {
-          if (round > 0) mbarrier_wait(&shared.empty[tile], (round - 1) & 1);
-          mbarrier_arrive_expect_tx(&shared.full[tile], kTileBytes);
-          tma_load(ring + tile * kTileBytes, which == 0 ? k_map : v_map, &shared.full[tile], 0, row, 0);
-        }
-        if (++tile == num_tiles) tile = 0, ++round;
+struct Copies {
+  const AttendDecodeParams& p;
+  const Item& item;
+  const Range& range;
+  const CUtensorMap* k_map;
+  const CUtensorMap* v_map;
+  int num_tiles;
+  uint8_t* ring;
+  Shared<kTokens>& shared;
+  int issued = 0, slot = 0, page = 0, next_page = 0;
+
+  __device__ __forceinline__ int page_at(int at) const {
+    if (at >= range.end) return 0;
+    return item.all_keys ? p.page_table[item.sequence * p.page_stride + at] : shared.entries[at].page;
+  }
+  // Issues tiles until `limit` have been; their slots are free.
+  __device__ __forceinline__ void advance(int limit) {
+    limit = min(limit, 2 * (range.end - range.begin));
+    for (; issued < limit; ++issued) {
+      if (issued % 2 == 0) {
+        page = next_page;
+        next_page = page_at(range.begin + issued / 2 + 1);  // a load that has a block's time to arrive
       }
+      mbarrier_arrive_expect_tx(&shared.full[slot], kTileBytes);
+      tma_load(ring + slot * kTileBytes, issued % 2 == 0 ? k_map : v_map, &shared.full[slot], 0,
+               (page * p.groups + item.group) * kBlock, 0);
+      if (++slot == num_tiles) slot = 0;
     }
   }
-}
+};
 
 // --- attention of a CTA
 
@@ -315,53 +336,59 @@ __device__ __forceinline__ void add_values(const uint8_t* v_tile, int tokens, in
   const int key = lane % 16, chunk = 2 * warp % 8 + lane / 16;
   const uint8_t* v_row = v_tile + warp / 4 * kHalfBytes + key * 128 + ((chunk ^ (key & 7)) * 16);
   const uint8_t* p_row = shared.probabilities[0][lane % 16] + lane / 16 * 16;
+  constexpr int kBatch = 2;  // steps whose loads are in flight together; four do not fit the registers
 #pragma unroll
-  for (int k = 0; k < kBlock / 16; ++k) {
-    uint32_t v[4];
-    ldmatrix_x4_transposed(v, v_row + k * 16 * 128);
+  for (int first = 0; first < kBlock / 16; first += kBatch) {
+    uint32_t v[kBatch][4];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) ldmatrix_x4_transposed(v[k], v_row + (first + k) * 16 * 128);
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
-      const int last_key = last + token - 16 * k;  // in this step of 16 keys
+      const int last_key = last + token - 16 * first;  // relative to the batch
       if ((tokens >> token & 1) == 0 || last_key < 0) continue;
-      uint32_t prob[4];
-      ldmatrix_x4(prob, p_row + token * kHeads * kProbStride + k * 32);
-      uint32_t low[2] = {v[0], v[1]}, high[2] = {v[2], v[3]};
-      if (last_key < 15) {
-        const uint32_t keep0 = visible_pair(2 * t, last_key), keep1 = visible_pair(2 * t + 8, last_key);
-        low[0] &= keep0, low[1] &= keep1, high[0] &= keep0, high[1] &= keep1;
+      uint32_t prob[kBatch][4];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) ldmatrix_x4(prob[k], p_row + token * kHeads * kProbStride + (first + k) * 32);
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        uint32_t low[2] = {v[k][0], v[k][1]}, high[2] = {v[k][2], v[k][3]};
+        if (last_key < 16 * kBatch - 1) {
+          const uint32_t keep0 = visible_pair(16 * k + 2 * t, last_key), keep1 = visible_pair(16 * k + 2 * t + 8, last_key);
+          low[0] &= keep0, low[1] &= keep1, high[0] &= keep0, high[1] &= keep1;
+        }
+        mma_m16n8k16_bf16(state.o[token][0], prob[k], low);
+        mma_m16n8k16_bf16(state.o[token][1], prob[k], high);
       }
-      mma_m16n8k16_bf16(state.o[token][0], prob, low);
-      mma_m16n8k16_bf16(state.o[token][1], prob, high);
     }
   }
 }
 
 template <int kTokens>
-__device__ __forceinline__ void consume(const AttendDecodeParams& p, const Item& item, Range range, int num_tiles,
-                                        const uint8_t* ring, const uint32_t (&query)[4][8], State<kTokens>& state,
-                                        Shared<kTokens>& shared) {
+__device__ __forceinline__ void attend_blocks(const AttendDecodeParams& p, const Item& item, Copies<kTokens>& copies,
+                                              const uint32_t (&query)[4][8], State<kTokens>& state,
+                                              Shared<kTokens>& shared) {
   const int warp = threadIdx.x / 32;
-  int tile = 0, round = 0;
-  const auto release = [&] {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.empty[tile]);
-    if (++tile == num_tiles) tile = 0, ++round;
+  const Range range = copies.range;
+  int slot = 0, round = 0;
+  const auto next_tile = [&] {
+    mbarrier_wait(&shared.full[slot], round & 1);
+    const uint8_t* tile = copies.ring + slot * kTileBytes;
+    if (++slot == copies.num_tiles) slot = 0, ++round;
+    return tile;
   };
   for (int at = range.begin; at < range.end; ++at) {
     const int block = item.all_keys ? at : shared.entries[at].block;
     const int tokens = item.all_keys ? (1 << item.num_tokens) - 1 : shared.entries[at].tokens;
     const int last = item.position - block * kBlock;  // of the first token
     float s[kTokens][2][4];
-    mbarrier_wait(&shared.full[tile], round & 1);
-    logits<kTokens>(ring + tile * kTileBytes, query, shared, tokens, p.scale_log2, last - 16 * warp, s);
-    release();
+    logits<kTokens>(next_tile(), query, shared, tokens, p.scale_log2, last - 16 * warp, s);
     store_maxima<kTokens>(s, tokens, shared);
-    consumers_sync();
+    __syncthreads();
+    // All warps are through with this block's K and the block before's V.
+    if (threadIdx.x == 0) copies.advance(2 * (at - range.begin) + 1 + copies.num_tiles);
     softmax_step<kTokens>(s, tokens, state, shared);
-    consumers_sync();
-    mbarrier_wait(&shared.full[tile], round & 1);
-    add_values<kTokens>(ring + tile * kTileBytes, tokens, last, state, shared);
-    release();
+    __syncthreads();
+    add_values<kTokens>(next_tile(), tokens, last, state, shared);
   }
 }
 
@@ -371,7 +398,7 @@ __device__ __forceinline__ void consume(const AttendDecodeParams& p, const Item&
 __device__ __forceinline__ float part_weight(float m, float top) { return m == -INFINITY ? 0.0f : exp2_approx(m - top); }
 
 // Row i of the item (token x heads_per_group + head) is merged by CTA i % cluster of the cluster, as its
-// row i / cluster. Before: every CTA of the cluster runs.
+// row i / cluster; cluster is a power of two. Before: every CTA of the cluster runs.
 template <int kTokens>
 __device__ __forceinline__ void send_rows(const AttendDecodeParams& p, const Item& item, int rank, int cluster,
                                           const State<kTokens>& state, Shared<kTokens>& shared) {
@@ -386,13 +413,13 @@ __device__ __forceinline__ void send_rows(const AttendDecodeParams& p, const Ite
       if (t == 0) shared.warp_sum[token][quad + 8 * h][warp] = sum;
       const int head = quad + 8 * h, i = token * p.heads_per_group + head;
       if (token >= item.num_tokens || head >= p.heads_per_group) continue;
-      const float* to = &shared.part[i / cluster * cluster + rank][16 * warp + 2 * t];
-      const uint32_t address = cluster_address(to, static_cast<uint32_t>(i % cluster));
+      const float* to = &shared.part[(i & -cluster) + rank][16 * warp + 2 * t];
+      const uint32_t address = cluster_address(to, static_cast<uint32_t>(i & (cluster - 1)));
       cluster_store_f32x2(address, state.o[token][0][2 * h], state.o[token][0][2 * h + 1]);
       cluster_store_f32x2(address + 32, state.o[token][1][2 * h], state.o[token][1][2 * h + 1]);
     }
   }
-  consumers_sync();
+  __syncthreads();
 #pragma unroll
   for (int token = 0; token < kTokens; ++token) {
 #pragma unroll
@@ -402,8 +429,8 @@ __device__ __forceinline__ void send_rows(const AttendDecodeParams& p, const Ite
       float sum = 0;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) sum += shared.warp_sum[token][head][w];
-      cluster_store_f32x2(cluster_address(&shared.part_stat[i / cluster * cluster + rank], static_cast<uint32_t>(i % cluster)),
-                          state.maximum[token][h], sum);
+      const float2* to = &shared.part_stat[(i & -cluster) + rank];
+      cluster_store_f32x2(cluster_address(to, static_cast<uint32_t>(i & (cluster - 1))), state.maximum[token][h], sum);
     }
   }
 }
@@ -430,21 +457,27 @@ __device__ __forceinline__ void merge_rows(const AttendDecodeParams& p, const It
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int rows = item.num_tokens * p.heads_per_group;
   for (int mine = warp; mine * cluster + rank < rows; mine += kThreads / 32) {
-    const float2* stat = &shared.part_stat[mine * cluster];
-    float top = -INFINITY, sum = 0;
-#pragma unroll 4
-    for (int c = 0; c < cluster; ++c) top = fmaxf(top, stat[c].x);
+    // Lane c holds the statistics of sender c; all sums run in the order of the senders or over a fixed tree.
+    const float2 stat = lane < cluster ? shared.part_stat[mine * cluster + lane] : float2{-INFINITY, 0};
+    float top = stat.x;
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+    const float weight = part_weight(stat.x, top);
+    float sum = weight * stat.y;
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    top = __shfl_sync(0xffffffffu, top, 0);
+    sum = __shfl_sync(0xffffffffu, sum, 0);
     float4 total = {0, 0, 0, 0};
-#pragma unroll 4
+#pragma unroll 8
     for (int c = 0; c < cluster; ++c) {
       const float4 part = reinterpret_cast<const float4*>(shared.part[mine * cluster + c])[lane];
-      const float weight = part_weight(stat[c].x, top);
-      sum += weight * stat[c].y;
-      total.x += weight * part.x, total.y += weight * part.y, total.z += weight * part.z, total.w += weight * part.w;
+      const float w = __shfl_sync(0xffffffffu, weight, c);
+      total.x += w * part.x, total.y += w * part.y, total.z += w * part.z, total.w += w * part.w;
     }
-    const int i = mine * cluster + rank, token = i / p.heads_per_group, head = i % p.heads_per_group;
-    const int64_t row = (int64_t{item.first_row} + token) * p.groups * p.heads_per_group +
-                        item.group * p.heads_per_group + head;
+    const int i = mine * cluster + rank, token = kTokens == 1 ? 0 : i / p.heads_per_group;
+    const int64_t row = ((int64_t{item.first_row} + token) * p.groups + item.group) * p.heads_per_group +
+                        (i - token * p.heads_per_group);
     write_row(p, row, top, sum, total, split, splits);
   }
 }
@@ -459,7 +492,6 @@ __global__ __launch_bounds__(kThreads, kTokens == 1 ? 2 : 1) void attend_decode_
   uint8_t* ring = smem;
   Shared<kTokens>& shared = *reinterpret_cast<Shared<kTokens>*>(smem + num_tiles * kTileBytes);
   const int rank = static_cast<int>(cluster_cta_rank());
-  const bool consumer = threadIdx.x < kConsumers;
 
   int at = blockIdx.x / cluster;
   const int split = at % splits;
@@ -476,27 +508,24 @@ __global__ __launch_bounds__(kThreads, kTokens == 1 ? 2 : 1) void attend_decode_
   item.all_keys = p.scores_TRM == nullptr && p.ids_RTK == nullptr;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < num_tiles; ++i) {
-      mbarrier_init(&shared.full[i], 1);
-      mbarrier_init(&shared.empty[i], kWarps);
-    }
+    for (int i = 0; i < num_tiles; ++i) mbarrier_init(&shared.full[i], 1);
     mbarrier_init_fence();
     tma_prefetch_map(&k_map);
     tma_prefetch_map(&v_map);
   }
-  cluster_arrive();
+  if (cluster > 1) cluster_arrive();
   grid_dependency_wait();
   grid_dependency_launch();
 
   uint32_t query[4][8] = {};
-  if (consumer && item.num_tokens > 0) {
+  bool used_ring = false;
+  if (item.num_tokens > 0) {
     if constexpr (kTokens == 1) {
       if (p.scores_TRM != nullptr) {
-        choose_blocks(p, item, rank, cluster, rank == 0 && split == 0 && p.ids_RTK != nullptr, cluster >= 8, ring, shared);
+        used_ring = choose_blocks(p, item, rank, cluster, rank == 0 && split == 0 && p.ids_RTK != nullptr, ring, shared);
       } else if (!item.all_keys) {
         unite_blocks(p, item, shared);
       }
-      load_query(p, item, 0, query);  // arrives with the first keys
     } else {
       const int token = threadIdx.x / 32;
       if (token < item.num_tokens) {
@@ -510,28 +539,36 @@ __global__ __launch_bounds__(kThreads, kTokens == 1 ? 2 : 1) void attend_decode_
       if (!item.all_keys) unite_blocks(p, item, shared);
     }
   }
-  // The scratch of the choice was written by ordinary stores; the copy engine writes there next.
-  fence_async_shared();
+  if (used_ring) fence_async_shared();  // ordinary stores; the copy engine writes there next
   __syncthreads();
 
   const int last_position = item.position + item.num_tokens - 1;
-  const int64_t total = item.num_tokens <= 0 || last_position < 0 ? 0
-                        : item.all_keys                           ? last_position / kBlock + 1
-                                                                  : shared.num_entries;
-  const int64_t part = int64_t{split} * cluster + rank, parts = int64_t{splits} * cluster;
-  const Range range = {static_cast<int>(total * part / parts), static_cast<int>(total * (part + 1) / parts)};
+  const int total = item.num_tokens <= 0 || last_position < 0 ? 0
+                    : item.all_keys                           ? last_position / kBlock + 1
+                                                              : shared.num_entries;
+  const Range range = {part_begin(total, split * cluster + rank, splits * cluster),
+                       part_begin(total, split * cluster + rank + 1, splits * cluster)};
+  Copies<kTokens> copies = {.p = p, .item = item, .range = range, .k_map = &k_map, .v_map = &v_map,
+                            .num_tiles = num_tiles, .ring = ring, .shared = shared};
+  if (threadIdx.x == 0) {
+    copies.next_page = copies.page_at(range.begin);
+    copies.advance(num_tiles);
+  }
+  if constexpr (kTokens == 1) {
+    if (item.num_tokens > 0) load_query(p, item, 0, query);  // arrives with the first keys
+  }
   State<kTokens> state = {};
 #pragma unroll
   for (int token = 0; token < kTokens; ++token) state.maximum[token][0] = state.maximum[token][1] = -INFINITY;
-  if (consumer) {
-    consume<kTokens>(p, item, range, num_tiles, ring, query, state, shared);
+  attend_blocks<kTokens>(p, item, copies, query, state, shared);
+  if (cluster > 1) cluster_wait();  // every CTA of the cluster has started: its shared memory may be written
+  send_rows<kTokens>(p, item, rank, cluster, state, shared);
+  if (cluster > 1) {
+    cluster_arrive();
+    cluster_wait();
   } else {
-    produce<kTokens>(p, &k_map, &v_map, item, range, num_tiles, ring, shared);
+    __syncthreads();
   }
-  cluster_wait();  // every CTA of the cluster has started, so its shared memory may be written
-  if (consumer) send_rows<kTokens>(p, item, rank, cluster, state, shared);
-  cluster_arrive();
-  cluster_wait();
   merge_rows<kTokens>(p, item, rank, cluster, shared, split, splits);
 }
 
@@ -612,7 +649,7 @@ std::string attend_decode_supports(const MsaGeometry& g, int64_t max_q_len, int6
   if (g.heads_per_group > kHeads) return fmt::format("heads_per_group {} (wants at most {})", g.heads_per_group, kHeads);
   if (g.topk > kSelectMaxTopk) return fmt::format("topk {} (wants at most {})", g.topk, kSelectMaxTopk);
   if (max_q_len > 16) return fmt::format("{} query tokens of a sequence (wants at most 16)", max_q_len);
-  if (max_blocks > int64_t{1} << 24) return fmt::format("{} blocks (wants at most 2^24)", max_blocks);
+  if (max_blocks > kMaxBlocks) return fmt::format("{} blocks (wants at most {})", max_blocks, kMaxBlocks);
   return "";
 }
 
@@ -625,9 +662,9 @@ AttendDecodeTuning attend_decode_tuning(const MsaGeometry& g, int num_seqs, int6
   const int64_t tokens = tokens_of_item(max_q_len);
   const int64_t items = std::max<int64_t>(1, int64_t{num_seqs} * g.groups * ((max_q_len + tokens - 1) / tokens));
   AttendDecodeTuning tuning;
-  // Measured (docs/lab/decode.md): about one CTA per SM while the batch is small; clusters of more
-  // CTAs than that wait for each other's places.
-  while (tuning.cluster < 16 && items * tuning.cluster * 2 <= 132) tuning.cluster *= 2;
+  // Measured (docs/lab/decode.md): about one CTA per SM for wide clusters, which otherwise wait for
+  // places side by side; two per SM for pairs.
+  while (tuning.cluster < 16 && items * tuning.cluster * 2 <= (tuning.cluster == 1 ? 264 : 132)) tuning.cluster *= 2;
   if (full) {
     constexpr int64_t kTarget = 264;  // two CTAs an SM keep the memory busy
     const int64_t blocks = std::max<int64_t>(1, max_k_len / kBlock);
@@ -651,6 +688,8 @@ void attend_decode(const AttendDecodeParams& params, int64_t max_q_len, const At
   M3_CHECK(params.scores_TRM == nullptr || select_scratch_bytes(params.score_stride, params.topk) <= 3 * kTileBytes,
            "decode attention: the choice among {} blocks for topk {} does not fit; pass ids", params.score_stride,
            params.topk);
+  M3_CHECK(tuning.splits >= 1 && int64_t{tuning.splits} * tuning.cluster <= kMaxParts,
+           "decode attention: {} splits of {} CTAs, want at most {} parts", tuning.splits, tuning.cluster, kMaxParts);
   M3_CHECK(tuning.splits == 1 || params.partial != nullptr, "decode attention: {} splits need a workspace",
            tuning.splits);
   const auto handle = static_cast<cudaStream_t>(stream.handle);

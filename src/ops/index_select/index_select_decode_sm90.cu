@@ -297,7 +297,8 @@ __global__ __launch_bounds__(kSelectThreads) void index_decode_choose_kernel(con
   grid_dependency_wait();
   grid_dependency_launch();
   if (wanted > 0 && own > wanted) {
-    select_blocks(scores, own, wanted, smem, shared, thread, [] { __syncthreads(); }, [](int) { return 0; }, emit);
+    select_blocks(scores, own, wanted, smem, shared, thread, [] { __syncthreads(); }, [](int) { return 0; },
+                  [](int) {}, emit);
   } else if (thread < wanted) {
     emit(thread, thread, 0);
   }

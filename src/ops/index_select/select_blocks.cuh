@@ -21,14 +21,13 @@ constexpr int kSelectGroups = 32;
 constexpr int kSelectMaxTopk = 32;     // own block included: at most 31 history blocks are searched
 constexpr int kSelectMaxBlocks = 8192;  // 2^20 tokens
 
-// Shared memory of select_blocks for rows of at most max_blocks scores: two candidate lists.
+// Shared memory for the rare rows with more than kSelectThreads candidates: two lists.
 constexpr int64_t select_scratch_bytes(int64_t max_blocks, int topk) {
-  const int64_t cut = (max_blocks + kSelectGroups - 1) / kSelectGroups * (topk - 1);
-  return 8 * (max_blocks + 2 + (cut < kSelectThreads ? kSelectThreads : cut));
+  return 8 * (max_blocks + 2 + (max_blocks + kSelectGroups - 1) / kSelectGroups * (topk - 1));
 }
 
 struct alignas(16) SelectShared {
-  uint64_t thread_max[kSelectThreads];
+  uint64_t keys[kSelectThreads];  // the threads' best, and once these are read, the candidates
   int32_t chosen[kSelectMaxTopk];
   int count;
 };
@@ -69,12 +68,12 @@ __device__ __noinline__ int select_cut(const uint64_t* list, int count, uint64_t
                                        SelectShared& shared, int thread, Sync sync) {
   uint64_t best = 0;
   for (int i = thread; i < count; i += kSelectThreads) best = list[i] > best ? list[i] : best;
-  shared.thread_max[thread] = best;
+  shared.keys[thread] = best;
   sync();
   if (thread == 0) shared.count = 0;
   uint64_t group = 0;
   for (int w = 0; w < kSelectThreads / 32; ++w) {
-    const uint64_t other = shared.thread_max[32 * w + thread % 32];
+    const uint64_t other = shared.keys[32 * w + thread % 32];
     group = other > group ? other : group;
   }
   const uint64_t threshold = kth_largest_u64(group, wanted);
@@ -89,18 +88,17 @@ __device__ __noinline__ int select_cut(const uint64_t* list, int count, uint64_t
 // 256 threads call it with the same arguments: `scores`, a row of `history` in global memory (16-byte
 // aligned, written by an earlier kernel). For each of the best `wanted` one thread calls
 // emit(place, block, fetched): place is its position among the ids in ascending order, fetched what
-// fetch(block), called earlier and for some other blocks too, returned. 1 <= wanted <= 31,
-// wanted <= history <= kSelectMaxBlocks. `sync` is a barrier of the 256 threads; what emit writes is
-// seen after the next one.
-template <typename Sync, typename Fetch, typename Emit>
-__device__ __forceinline__ void select_blocks(const float* __restrict__ scores, int history, int wanted,
+// fetch(block), called earlier and for some other blocks too, returned. Meanwhile another warp calls
+// hint(block) for the same candidates. 1 <= wanted <= 31, wanted <= history <= kSelectMaxBlocks. `sync`
+// is a barrier of the 256 threads; what emit writes is seen after the next one. Returns whether
+// `scratch` was written.
+template <typename Sync, typename Fetch, typename Hint, typename Emit>
+__device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, int history, int wanted,
                                               uint8_t* scratch, SelectShared& shared, int thread, Sync sync,
-                                              Fetch fetch, Emit emit) {
+                                              Fetch fetch, Hint hint, Emit emit) {
   constexpr int kVectors = kSelectMaxBlocks / 4 / kSelectThreads;
   const int lane = thread % 32;
-  uint64_t* list = reinterpret_cast<uint64_t*>(scratch);
-  uint64_t* next_list = list + ((history + 1) & ~1);
-  uint32_t* thread_max = reinterpret_cast<uint32_t*>(shared.thread_max);
+  uint32_t* thread_max = reinterpret_cast<uint32_t*>(shared.keys);
 
   // 1. Scores 4v .. 4v+3 with v = thread, thread + 256, ...; the best of them.
   float value[kVectors][4];
@@ -136,8 +134,10 @@ __device__ __forceinline__ void select_blocks(const float* __restrict__ scores, 
 #pragma unroll
   for (int w = 0; w < kSelectThreads / 32; ++w) group = max(group, thread_max[32 * w + lane]);
   const uint32_t threshold = kth_largest_u32(group, wanted);
-  if (best >= threshold && best != 0) {
-    const float low = threshold == 0 ? -INFINITY : score_of_bits(threshold);
+  const float low = threshold == 0 ? -INFINITY : score_of_bits(threshold);
+  const bool some = best >= threshold && best != 0;
+  int at = 0;
+  if (some) {
     int hits = 0;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -147,7 +147,13 @@ __device__ __forceinline__ void select_blocks(const float* __restrict__ scores, 
         hits += value[i][e] >= low && 4 * (i * kSelectThreads + thread) + e < history ? 1 : 0;
       }
     }
-    int at = atomicAdd(&shared.count, hits);
+    at = atomicAdd(&shared.count, hits);
+  }
+  sync();
+  int count = shared.count;
+  const bool crowded = count > kSelectThreads;
+  uint64_t* list = crowded ? reinterpret_cast<uint64_t*>(scratch) : shared.keys;
+  if (some) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       if (i * 4 * kSelectThreads >= history) break;
@@ -159,25 +165,29 @@ __device__ __forceinline__ void select_blocks(const float* __restrict__ scores, 
     }
   }
   sync();
-  int count = shared.count;
-  while (count > kSelectThreads) {
-    count = select_cut(list, count, next_list, wanted, shared, thread, sync);
-    uint64_t* swap = list;
-    list = next_list;
-    next_list = swap;
+  if (crowded) {
+    uint64_t* next_list = list + ((history + 1) & ~1);
+    while (count > kSelectThreads) {
+      count = select_cut(list, count, next_list, wanted, shared, thread, sync);
+      uint64_t* swap = list;
+      list = next_list;
+      next_list = swap;
+    }
   }
 
-  // 3. Rank by counting, then place by id.
+  // 3. Rank by counting, then place by id. Candidates lie with the first threads, so hints come from the last.
   const bool candidate = thread < count;
   const uint64_t own = candidate ? list[thread] : 0;
   const int block = block_of_key(own);
   int fetched = 0, rank = 0;
   if (candidate) {
     fetched = fetch(block);
-#pragma unroll 4
+#pragma unroll 8
     for (int i = 0; i < count; ++i) rank += list[i] > own ? 1 : 0;
     if (rank < wanted) shared.chosen[rank] = block;
   }
+  const int mirrored = kSelectThreads - 1 - thread;
+  if (mirrored < count) hint(block_of_key(list[mirrored]));
   sync();
   if (candidate && rank < wanted) {
     int place = 0;
@@ -188,6 +198,7 @@ __device__ __forceinline__ void select_blocks(const float* __restrict__ scores, 
     }
     emit(place, block, fetched);
   }
+  return crowded;
 }
 
 }  // namespace m3
