@@ -103,17 +103,16 @@ void pack_row(const void* row, int dim, DType dtype, uint32_t* a) {
 }
 
 // kLanes keys, as the lanes [0, kLanes) of [steps][kPanel]. A 32-bit transpose moves whole words; where bf16 values
-// become fp32, a word gives two steps: its low and its high half.
+// become fp32 (kSplit), a word gives two steps: its low and its high half.
+template <bool kSplit>
 inline void pack_key_lanes(const void* const* rows, int dim, DType dtype, uint32_t* b) {
-  const bool split = !kBf16Dot && dtype == DType::kBF16;
   const int words = dtype == DType::kBF16 ? dim / 2 : dim;  // whole words of a row
   int w = 0;
   for (; w + kLanes <= words; w += kLanes) {
     V::Words x[kLanes];
-    for (int i = 0; i < kLanes; ++i) x[i] = V::load_words(static_cast<const uint32_t*>(rows[i]) + w);
-    V::transpose(x);
+    V::load_transposed(rows, w, x);
     for (int i = 0; i < kLanes; ++i) {
-      if (split) {
+      if (kSplit) {
         V::store_words(b + int64_t{2 * (w + i)} * kPanel, V::shift_left_16(x[i]));
         V::store_words(b + int64_t{2 * (w + i) + 1} * kPanel, V::high_halves(x[i]));
       } else {
@@ -121,7 +120,7 @@ inline void pack_key_lanes(const void* const* rows, int dim, DType dtype, uint32
       }
     }
   }
-  for (int s = split ? 2 * w : w; s < num_steps(dim); ++s) {
+  for (int s = kSplit ? 2 * w : w; s < num_steps(dim); ++s) {
     for (int i = 0; i < kLanes; ++i) b[int64_t{s} * kPanel + i] = word_of(rows[i], dtype, dim, s);
   }
 }
@@ -140,40 +139,58 @@ void pack_keys(const void* const* rows, int num_keys, int dim, DType dtype, uint
     for (int lane = 0; lane < kPanel; lane += kLanes) {
       const void* group[kLanes];
       for (int i = 0; i < kLanes; ++i) group[i] = j + lane + i < num_keys ? rows[j + lane + i] : kMsaZeroRow;
-      pack_key_lanes(group, dim, dtype, b + lane);
+      if (!kBf16Dot && dtype == DType::kBF16) {
+        pack_key_lanes<true>(group, dim, dtype, b + lane);
+      } else {
+        pack_key_lanes<false>(group, dim, dtype, b + lane);
+      }
     }
     b += int64_t{steps} * kPanel;
   }
 }
 
 // Channels [c, c + kLanes) of the keys of one step: of one key, or of two keys as bf16 pairs.
-[[gnu::always_inline]] inline V::Words value_words(const void* first, const void* second, DType dtype, int c) {
-  if (dtype == DType::kF32) return V::load_words(static_cast<const float*>(first) + c);
+template <DType kDtype>
+[[gnu::always_inline]] inline V::Words value_words(const void* first, const void* second, int c) {
+  if constexpr (kDtype == DType::kF32) return V::load_words(static_cast<const float*>(first) + c);
   const V::Words low = V::load_halves(static_cast<const uint16_t*>(first) + c);
-  if (!kBf16Dot) return V::shift_left_16(low);
+  if constexpr (!kBf16Dot) return V::shift_left_16(low);
   return V::either_words(low, V::shift_left_16(V::load_halves(static_cast<const uint16_t*>(second) + c)));
 }
 
-void pack_values(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b) {
+// The word of channel c of the keys of step s.
+inline uint32_t value_word(const void* first, const void* second, DType dtype, int dim, int c) {
+  if (!kBf16Dot) return word_of(first, dtype, dim, c);
+  return static_cast<const uint16_t*>(first)[c] | uint32_t{static_cast<const uint16_t*>(second)[c]} << 16;
+}
+
+template <DType kDtype>
+void pack_values_of(const void* const* rows, int num_keys, int dim, uint32_t* b) {
   const int steps = num_steps(num_keys);
   for (int panel = 0; panel < dim; panel += kPanel) {
+    const int vectors = dim - panel >= kPanel ? kTileVecs : (dim - panel) / kLanes;
     for (int s = 0; s < steps; ++s, b += kPanel) {
       const void* first = rows[kBf16Dot ? 2 * s : s];
       const void* second = kBf16Dot && 2 * s + 1 < num_keys ? rows[2 * s + 1] : kMsaZeroRow;
-      int c = panel;
-      for (; c + kLanes <= dim && c < panel + kPanel; c += kLanes) {
-        V::store_words(b + (c - panel), value_words(first, second, dtype, c));
-      }
-      for (; c < panel + kPanel; ++c) {  // channels that do not fill a vector, and beyond dim
-        uint32_t word = 0;
-        if (c < dim && kBf16Dot) {
-          word = static_cast<const uint16_t*>(first)[c] | uint32_t{static_cast<const uint16_t*>(second)[c]} << 16;
-        } else if (c < dim) {
-          word = word_of(first, dtype, dim, c);
+      if (vectors == kTileVecs) {
+        for (int v = 0; v < kTileVecs; ++v) {
+          V::store_words(b + v * kLanes, value_words<kDtype>(first, second, panel + v * kLanes));
         }
-        b[c - panel] = word;
+        continue;
+      }
+      for (int v = 0; v < vectors; ++v) V::store_words(b + v * kLanes, value_words<kDtype>(first, second, panel + v * kLanes));
+      for (int i = vectors * kLanes; i < kPanel; ++i) {  // channels that do not fill a vector, and beyond dim
+        b[i] = panel + i < dim ? value_word(first, second, kDtype, dim, panel + i) : 0;
       }
     }
+  }
+}
+
+void pack_values(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b) {
+  if (dtype == DType::kF32) {
+    pack_values_of<DType::kF32>(rows, num_keys, dim, b);
+  } else {
+    pack_values_of<DType::kBF16>(rows, num_keys, dim, b);
   }
 }
 
