@@ -38,17 +38,12 @@ struct DotF32 {
   static float from_one(float x) { return x; }
   static float from_one(uint16_t x) { return widen(x); }
   // out[i][j] = src[j][first + i], i and j below kTranspose.
-  static void transpose(const float* const* src, int first, float* const* out) {
-    Simd::Words r[kTranspose];
-    for (int j = 0; j < kTranspose; ++j) r[j] = Simd::load_words(src[j] + first);
-    Simd::transpose(r);
-    for (int i = 0; i < kTranspose; ++i) Simd::store_words(out[i], r[i]);
-  }
-  static void transpose(const uint16_t* const* src, int first, float* const* out) {
-    Simd::Words r[kTranspose];
-    for (int j = 0; j < kTranspose; ++j) r[j] = Simd::shift_left_16(Simd::load_halves(src[j] + first));
-    Simd::transpose(r);
-    for (int i = 0; i < kTranspose; ++i) Simd::store_words(out[i], r[i]);
+  template <class T>
+  static void transpose(const T* const* src, int first, float* const* out) {
+    Reg r[kTranspose];
+    for (int j = 0; j < kTranspose; ++j) r[j] = load_wide(src[j] + first);
+    transpose_lanes(r);
+    for (int i = 0; i < kTranspose; ++i) Simd::store(out[i], r[i]);
   }
 };
 
