@@ -1,0 +1,53 @@
+// Clips of moving shapes with their exact truth: 84 pixels, 8 frames, 4 x 9 tokens (nano.md §3).
+#pragma once
+#include <optional>
+
+#include "train/synthetic/draw.h"
+#include "train/synthetic/held_out.h"
+#include "train/synthetic/turns.h"
+
+namespace m3::synthetic {
+
+inline constexpr int kClipSize = 3 * kCell, kClipFrames = 8;
+
+struct Actor {
+  Colour colour;
+  Shape shape;
+  Event event;
+  Rgb rgb;
+  float x0, y0, x1, y1;    // centre in the first and the last frame
+  float radius0, radius1;
+  float rotation;
+  int first_frame = 0;     // unseen before
+  int blink_period = 0, blink_phase = 0;
+
+  bool visible(int frame) const;
+  Sprite sprite(int frame) const;
+};
+
+struct ClipScene {
+  bool is_order = false;      // two still objects that appear one after the other
+  Background background;
+  std::vector<Actor> actors;  // one or two; of an order: the first to come first; else sorted by shape, then colour
+  double fps = 0;             // 0: no timestamps
+
+  std::vector<Image> frames() const;
+};
+
+enum class ClipKind { kAny, kEasy, kOneObject, kTwoObjects, kOrder };  // kEasy: one object, as kOneObject
+
+ClipScene draw_clip(ClipKind kind, Draw draw, Philox& random);
+std::string describe(const ClipScene& scene);  // "a red circle moves left and a blue ring blinks"
+std::vector<Question> ask_about(const ClipScene& scene, Philox& random);  // two; the recipe's shares
+
+struct ClipOptions {
+  ClipKind kind = ClipKind::kAny;
+  Draw draw = Draw::kTrain;
+  bool describe_only = false;  // one question, for tests
+  double easy_share = 0;       // of kAny: drawn as kEasy with this probability
+};
+
+// A pure function of (seed, index, options).
+data::Document clip_document(uint64_t seed, uint64_t index, const ClipOptions& options);
+
+}  // namespace m3::synthetic
