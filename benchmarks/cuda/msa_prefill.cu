@@ -272,6 +272,7 @@ void run_case(const Case& c, float rho, int rounds, const std::vector<AttendPath
   }
   w.measure("index", rounds, w.index_flop(), [&](int set, Stream s) { w.index(set, s); });
   std::printf("{\"case\": \"%s\", \"rho\": %.3f, \"union_of_4\": %.2f}\n", c.name.c_str(), rho, w.union_of_4());
+  std::fflush(stdout);
   for (AttendPath path : paths) {
     const std::string name = attend_path_name(path);
     w.measure(("attend " + name).c_str(), rounds, w.attend_flop(), [&](int set, Stream s) { w.attend(set, path, s); });
@@ -297,7 +298,7 @@ int main(int argc, char** argv) {
   int rounds = 20;
   std::vector<float> rhos = {0.0f, 0.99f};
   std::vector<std::string> cases = {"8192", "16384", "32768", "65536", "131072", "300+131072", "dense:8192", "dense:32768"};
-  std::vector<AttendPath> paths = {AttendPath::kTile};
+  std::vector<AttendPath> paths = {AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows};
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string arg = argv[i], value = argv[i + 1];
     if (arg == "--rounds") rounds = std::atoi(value.c_str());
@@ -309,7 +310,7 @@ int main(int argc, char** argv) {
     if (arg == "--paths") {
       paths.clear();
       for (const std::string& part : split(value)) {
-        for (AttendPath path : {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid}) {
+        for (AttendPath path : {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows}) {
           if (part == attend_path_name(path)) paths.push_back(path);
         }
       }

@@ -9,6 +9,11 @@
 namespace m3 {
 namespace {
 
+// Below so many query rows the pairs of a block are too few to fill its item (docs/lab/prefill.md).
+constexpr int64_t kHybridQueries = 512;
+// A history block is shared from so many of 4 neighbours on: one union tile of a half tile costs as much
+// as 2.4 pairs (hopper.md §5.4).
+constexpr int kHybridThreshold = 3, kRowsThreshold = 5;
 constexpr double kLog2e = 1.4426950408889634;
 
 int64_t max_blocks(const MsaGeometry& g, const MsaBatch& batch) { return (batch.max_k_len + g.block - 1) / g.block; }
@@ -58,6 +63,7 @@ const char* attend_path_name(AttendPath path) {
     case AttendPath::kGeneral: return "general";
     case AttendPath::kTile: return "tile";
     case AttendPath::kHybrid: return "hybrid";
+    case AttendPath::kRows: return "rows";
     case AttendPath::kDecode: return "decode";
   }
   return "?";
@@ -71,11 +77,12 @@ AttendPath attend_cuda_path(const MsaGeometry& g, const MsaBatch& batch, const A
   const bool shape = g.head_dim == 128 && g.block == 128 && g.heads_per_group == 16;
   const bool topk = g.topk == 4 || g.topk == 8 || g.topk == 16 || g.topk == 32;
   if (!shape || (support.kind == AttendSupport::Kind::kBlocks && !topk)) return AttendPath::kGeneral;
-  return AttendPath::kTile;
+  const bool pairs_pay = support.kind == AttendSupport::Kind::kBlocks && batch.num_queries >= kHybridQueries;
+  return pairs_pay ? AttendPath::kHybrid : AttendPath::kTile;
 }
 
 int64_t attend_cuda_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch, const AttendSupport& support) {
-  int64_t bytes = attend_tile_workspace_bytes(g, batch);
+  int64_t bytes = attend_sm90_workspace_bytes(g, batch, support.kind == AttendSupport::Kind::kBlocks ? kRowsThreshold : 1);
   if (has_blocks_or_all(support) && is_decode(g, batch)) {
     const int splits = decode_tuning(g, batch, support).splits;
     bytes = std::max(bytes, attend_decode_workspace_bytes(g, batch.num_queries, splits));
@@ -86,8 +93,9 @@ int64_t attend_cuda_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch,
 void attend_cuda(const AttendCudaArgs& args, AttendPath path, Stream stream) {
   switch (path) {
     case AttendPath::kGeneral: return attend_general(args, stream);
-    case AttendPath::kTile: return attend_tile_sm90(args, stream);
-    case AttendPath::kHybrid: M3_FAIL("attend: the hybrid path is not built yet");
+    case AttendPath::kTile: return attend_sm90(args, 1, stream);
+    case AttendPath::kHybrid: return attend_sm90(args, kHybridThreshold, stream);
+    case AttendPath::kRows: return attend_sm90(args, kRowsThreshold, stream);
     case AttendPath::kDecode: return attend_decode_path(args, stream);
   }
 }

@@ -24,6 +24,7 @@ enum class AttendPath : uint8_t {
   kGeneral,  // any geometry, f32 or bf16, every support
   kTile,     // wgmma, query-outer: 8 queries share a ring of the blocks any of them wants; kBlocks, kFull
   kHybrid,   // wgmma: blocks that few neighbours share go through a block-outer pass first; kBlocks
+  kRows,     // wgmma: every history block goes through that pass; kBlocks
   kDecode,   // paged, up to 16 query rows per sequence (attend_decode.h); kBlocks, kFull
 };
 const char* attend_path_name(AttendPath path);

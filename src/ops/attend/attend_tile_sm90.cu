@@ -1,133 +1,86 @@
-// attend for prefill on Hopper, query-outer (hopper.md §5.3 C, §6.4): a tile of 8 neighbouring queries of
-// one group (128 rows of 16 heads) runs once through the union of the blocks they selected; with all
-// blocks listed it is the dense causal kernel. bf16, G = 16, D = B = 128.
+// Query-outer half of the prefill attention on Hopper (hopper.md §6.4): a tile of 8 neighbouring queries of
+// one group (128 rows of 16 heads) runs once through its shared blocks, then adds the partial results of
+// its pairs, and writes O and LSE. With all blocks listed it is the dense causal kernel.
 //
 // Persistent, one CTA per SM, tiles handed out in sequence order, one group at a time, so that neighbouring
 // tiles find their blocks in L2.
-//   warpgroup 0: producer (1 warp): forms the union (32 lanes hold the 8 lists), loads Q, K and V tiles.
+//   warpgroup 0: producer (1 warp): forms the union of the 8 lists (32 lanes hold them), sorts its blocks
+//   into shared and pairs, loads Q, K and V tiles and partial results into the ring.
 //   warpgroups 1, 2: 4 queries each, one warp per query. S = Q K^T of the next block runs together with
 //   O += P V of the last one; blocks that none of the 4 queries wants are skipped, and a warp whose query
 //   does not want the block leaves P = 0.
-// Shared memory: 2 Q tiles x 32 KB, 5 stages x 32 KB (K and V in turn) = 224 KB; 128-byte swizzle.
-// Work: 4 * 128 * 128 * 128 FLOP per 64 KB of K and V (L2).
-#include <cuda_runtime.h>
-
+// Shared memory: 2 Q tiles x 32 KB, 5 stages x 32 KB (K and V in turn, or one partial result of each of the
+// 8 queries) = 224 KB; 128-byte swizzle. Work: 4 * 128 * 128 * 128 FLOP per 64 KB of K and V (L2).
 #include "hopper/fence.cuh"
-#include "hopper/matrix.cuh"
-#include "hopper/tensor_map.h"
 #include "hopper/tma.cuh"
-#include "hopper/wgmma.cuh"
-#include "ops/attend/attend_sm90.h"
-#include "ops/common/msa_device.cuh"
-#include "tensor/cuda_check.h"
+#include "ops/attend/attend_sm90.cuh"
 
 namespace m3 {
 namespace {
 
-using namespace hopper;
+using namespace attend_sm90_detail;
 
-constexpr int kDim = 128, kBlock = 128, kHeads = 16, kQueries = kAttendTileQueries;
 constexpr int kRows = kQueries * kHeads;
-constexpr int kStages = 5, kQueryBuffers = 2;
-constexpr int kHalfBytes = kBlock * 128, kTileBytes = 2 * kHalfBytes;          // K, V
+constexpr int kStages = 5, kQueryBuffers = 2, kConsumerWarps = 8;
 constexpr int kHalfQueryBytes = kRows * 128, kQueryBytes = 2 * kHalfQueryBytes;
+constexpr int kPartialBytes = kTileBytes / kQueries;  // bf16 O of one query
 constexpr int kSmemBytes = kQueryBuffers * kQueryBytes + kStages * kTileBytes + 1024;
 constexpr int kThreads = 384;
-constexpr float kLn2 = 0.6931471805599453f, kLog2e = 1.4426950408889634f;
 
 struct Params {
   MsaBatch batch;
   const int32_t* ids_RTK;  // or absent: dense
   __nv_bfloat16* o_THD;
   float* lse_TH;
-  int groups, topk;
+  int groups, threshold, chunk, chunk_tiles;
   float scale_log2;
-  AttendTileWorkspace ws;
+  AttendWorkspace ws;
 };
-
-// Tiles of a sequence: aligned positions floor(first / 8) .. floor(last / 8).
-__device__ __forceinline__ int floor_tile(int position) { return position >> 3; }
-__device__ __forceinline__ int num_tiles(const MsaSequence& s) {
-  return s.q_len == 0 ? 0 : floor_tile(s.first_position + s.q_len - 1) - floor_tile(s.first_position) + 1;
-}
-
-__global__ void __launch_bounds__(1024) attend_setup_kernel(const MsaBatch batch, int groups, AttendTileWorkspace ws) {
-  __shared__ int prefix[1024];
-  __shared__ int carry;
-  const int tid = threadIdx.x;
-  if (tid == 0) carry = 0;
-  __syncthreads();
-  for (int base = 0; base < batch.num_seqs; base += 1024) {
-    const int n = base + tid;
-    const int mine = n < batch.num_seqs ? num_tiles(msa_sequence(batch, n)) * groups : 0;
-    int inclusive = mine;
-    for (int step = 1; step < 1024; step *= 2) {
-      prefix[tid] = inclusive;
-      __syncthreads();
-      if (tid >= step) inclusive += prefix[tid - step];
-      __syncthreads();
-    }
-    if (n < batch.num_seqs) ws.unit_begin[n] = carry + inclusive - mine;
-    __syncthreads();
-    if (tid == 1023) carry += inclusive;
-    __syncthreads();
-  }
-  if (tid == 0) {
-    ws.unit_begin[batch.num_seqs] = carry;
-    ws.counters[0] = carry;
-    ws.counters[1] = 0;
-    ws.counters[2] = 0;
-  }
-}
 
 struct TileWork {
-  int32_t row0;      // query row of the tile's first position; rows outside [begin, end) are not ours
-  int32_t begin, end;
-  int32_t position0;  // position of row0
-  int32_t group;     // -1: no more work
+  TileRows rows;
+  int32_t group;        // -1: no more work
   int32_t has_entries;
+  int32_t tail;         // keys of the own block that exist, 1..128
+  int32_t partial0;     // index of the first partial result of query 0
 };
 
-// Entry of the ring, written with the K stage.
-constexpr uint32_t kOwnBlock = 1u << 8, kLastEntry = 1u << 9;
+// Entry of the ring: the queries (bits 0..7) that a block, or a partial result, belongs to.
+constexpr uint32_t kOwnBlock = 1u << 8, kPartial = 1u << 9, kLastEntry = 1u << 10;
 
-struct __align__(8) Barriers {
+struct __align__(8) Shared {
   uint64_t query_full[kQueryBuffers], query_empty[kQueryBuffers];
   uint64_t full[kStages], empty[kStages];
-};
-
-struct Shared {
-  Barriers bars;
   TileWork work[kQueryBuffers];
   uint32_t entry[kStages];
 };
 
-constexpr int kNone = 0x7fffffff;  // no block
-
-// The producer's walk over one tile: the ids of the 8 queries in registers, 4 lanes per query.
+// The ids of the tile's 8 queries in registers, 4 lanes per query.
 template <int kTopk>
 struct Union {
   static constexpr int kPerLane = kTopk / 4;
   int32_t id[kPerLane];
+  int num_pairs;  // of this lane's ids so far
 
   __device__ __forceinline__ void load(const Params& p, const TileWork& w, int lane) {
-    const int row = w.row0 + lane / 4;
-    const bool live = row >= w.begin && row < w.end;
+    const int row = w.rows.row0 + lane / 4;
+    const bool live = row >= w.rows.begin && row < w.rows.end && w.rows.position0 >= 0;
     const int32_t* ids = p.ids_RTK + (w.group * p.batch.num_queries + row) * kTopk + lane % 4 * kPerLane;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
       id[j] = live ? ids[j] : -1;
       if (id[j] < 0) id[j] = kNone;
     }
+    num_pairs = 0;
   }
-  __device__ __forceinline__ int next() const {
+  __device__ __forceinline__ int lowest() const {
     int low = id[0];
 #pragma unroll
     for (int j = 1; j < kPerLane; ++j) low = min(low, id[j]);
     return static_cast<int>(__reduce_min_sync(0xffffffffu, static_cast<uint32_t>(low)));
   }
-  // Removes block b and returns the queries that wanted it.
-  __device__ __forceinline__ uint32_t take(int b) {
+  // Removes block b and returns the queries that share it; the others of its queries have it as a pair.
+  __device__ __forceinline__ uint32_t take(int b, int threshold, int lane) {
     bool mine = false;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
@@ -138,80 +91,106 @@ struct Union {
     }
     uint32_t lanes = __ballot_sync(0xffffffffu, mine);
     lanes |= lanes >> 1;
-    lanes |= lanes >> 2;  // bit 4q: any of query q's lanes
+    lanes = (lanes | lanes >> 2) & 0x11111111u;  // bit 4q: any of query q's lanes
+    if (__popc(lanes & 0xffffu) < threshold) {
+      if (mine && lane < 16) ++num_pairs;
+      lanes &= 0xffff0000u;
+    }
+    if (__popc(lanes & 0xffff0000u) < threshold) {
+      if (mine && lane >= 16) ++num_pairs;
+      lanes &= 0xffffu;
+    }
     uint32_t mask = 0;
 #pragma unroll
     for (int q = 0; q < kQueries; ++q) mask |= (lanes >> (4 * q) & 1) << q;
     return mask;
   }
+  // The next shared block, or kNone.
+  __device__ __forceinline__ int next(uint32_t& mask, int threshold, int lane) {
+    while (true) {
+      const int b = lowest();
+      if (b == kNone) return kNone;
+      mask = take(b, threshold, lane);
+      if (mask != 0) return b;
+    }
+  }
+  __device__ __forceinline__ int pairs_of_query() const {  // all lanes of the query get it
+    int sum = num_pairs + __shfl_xor_sync(0xffffffffu, num_pairs, 1);
+    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+  }
 };
 
-__device__ __forceinline__ void load_stage(const CUtensorMap& map, char* smem_stages, Shared& shared,
-                                           int step, uint32_t entry, int token, int group, int page) {
+// Waits for a free stage and announces what comes.
+__device__ __forceinline__ int open_stage(Shared& shared, int step, uint32_t entry, uint32_t bytes) {
   const int stage = step % kStages;
-  mbarrier_wait(&shared.bars.empty[stage], (step / kStages & 1) ^ 1);
+  mbarrier_wait(&shared.empty[stage], (step / kStages & 1) ^ 1);
   shared.entry[stage] = entry;
-  mbarrier_arrive_expect_tx(&shared.bars.full[stage], kTileBytes);
+  mbarrier_arrive_expect_tx(&shared.full[stage], bytes);
+  return stage;
+}
+
+__device__ __forceinline__ void load_tile(const CUtensorMap& map, char* smem_stages, Shared& shared, int step,
+                                          uint32_t entry, int group, KvPlace at) {
+  const int stage = open_stage(shared, step, entry, kTileBytes);
   char* to = smem_stages + stage * kTileBytes;
-  tma_load(to, &map, &shared.bars.full[stage], 0, token, group, page);
-  tma_load(to + kHalfBytes, &map, &shared.bars.full[stage], 64, token, group, page);
+  tma_load(to, &map, &shared.full[stage], 0, at.token, group, at.page);
+  tma_load(to + kHalfBytes, &map, &shared.full[stage], 64, at.token, group, at.page);
 }
 
 template <int kTopk>  // 0: dense
 __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& query_map, const CUtensorMap& k_map,
                                         const CUtensorMap& v_map, char* smem_query, char* smem_stages, Shared& shared,
                                         int lane) {
-  Barriers& bars = shared.bars;
-  const bool paged = p.batch.layout == KvLayout::kPaged;
-  const int num_units = p.ws.counters[0];
+  const int first_tile = p.chunk * p.chunk_tiles;
+  const int tiles = max(0, min(p.chunk_tiles, p.ws.counters[AttendWorkspace::kTiles] - first_tile));
+  int32_t* next_unit = p.ws.counters + AttendWorkspace::kPerChunk + 2 * p.chunk;
   int step = 0;
   for (int round = 0;; ++round) {
     const int buffer = round % kQueryBuffers;
     int unit = 0;
-    if (lane == 0) unit = atomicAdd(&p.ws.counters[1], 1);
+    if (lane == 0) unit = atomicAdd(next_unit, 1);
     unit = __shfl_sync(0xffffffffu, unit, 0);
-    TileWork work = {0, 0, 0, 0, -1, 0};
+    TileWork work = {};
+    work.group = -1;
     MsaSequence seq;
-    if (unit < num_units) {
-      const int n = msa_find(p.ws.unit_begin, p.batch.num_seqs, unit);
-      seq = msa_sequence(p.batch, n);
-      const int local = unit - p.ws.unit_begin[n], tiles = num_tiles(seq);
-      // Dense tiles grow with the position: longest first. Sparse ones follow the sequence.
-      const int tile = kTopk == 0 ? tiles - 1 - local / p.groups : local % tiles;
-      work.group = kTopk == 0 ? local % p.groups : local / tiles;
-      work.position0 = (floor_tile(seq.first_position) + tile) * kQueries;
-      work.row0 = seq.q_begin + work.position0 - seq.first_position;
-      work.begin = seq.q_begin;
-      work.end = seq.q_begin + seq.q_len;
-    }
-    const int own = work.position0 < 0 || work.group < 0 ? -1 : work.position0 / kBlock;
+    int own = -1;
     Union<kTopk == 0 ? 4 : kTopk> ids;
-    if constexpr (kTopk == 0) {
-      work.has_entries = own >= 0;
-    } else if (work.group >= 0) {
-      ids.load(p, work, lane);
-      work.has_entries = ids.next() != kNone;
+    if (unit < tiles * p.groups) {
+      // Dense tiles grow with the position: longest first. Sparse ones follow the sequence.
+      const int tile = kTopk == 0 ? tiles - 1 - unit / p.groups : unit % tiles;
+      work.group = kTopk == 0 ? unit % p.groups : unit / tiles;
+      const int n = msa_find(p.ws.tile_begin, p.batch.num_seqs, first_tile + tile);
+      seq = msa_sequence(p.batch, n);
+      work.rows = tile_rows(seq, first_tile + tile - p.ws.tile_begin[n]);
+      work.partial0 = (work.group * p.chunk_tiles + tile) * kQueries * (kTopk == 0 ? 0 : kTopk - 1);
+      own = work.rows.position0 < 0 ? -1 : work.rows.position0 / kBlock;
+      work.tail = min(kBlock, seq.k_len - own * kBlock);
+      if constexpr (kTopk == 0) {
+        work.has_entries = own >= 0;
+      } else {
+        ids.load(p, work, lane);
+        work.has_entries = ids.lowest() != kNone;
+      }
     }
     if (lane == 0) {
-      mbarrier_wait(&bars.query_empty[buffer], (round / kQueryBuffers & 1) ^ 1);
+      mbarrier_wait(&shared.query_empty[buffer], (round / kQueryBuffers & 1) ^ 1);
       shared.work[buffer] = work;
       if (work.group < 0) {
-        mbarrier_arrive(&bars.query_full[buffer]);
+        mbarrier_arrive(&shared.query_full[buffer]);
       } else {
-        mbarrier_arrive_expect_tx(&bars.query_full[buffer], kQueryBytes);
+        mbarrier_arrive_expect_tx(&shared.query_full[buffer], kQueryBytes);
         char* q = smem_query + buffer * kQueryBytes;
-        tma_load(q, &query_map, &bars.query_full[buffer], 0, work.group * kHeads, work.row0);
-        tma_load(q + kHalfQueryBytes, &query_map, &bars.query_full[buffer], 64, work.group * kHeads, work.row0);
+        tma_load(q, &query_map, &shared.query_full[buffer], 0, work.group * kHeads, work.rows.row0);
+        tma_load(q + kHalfQueryBytes, &query_map, &shared.query_full[buffer], 64, work.group * kHeads, work.rows.row0);
       }
     }
     if (work.group < 0) return;
 
     const auto push = [&](int block, uint32_t entry) {
       if (lane == 0) {
-        const int page = paged ? p.batch.page_table[seq.index * p.batch.max_pages + block] : 0;
-        const int token = paged ? 0 : seq.k_begin + block * kBlock;
-        load_stage(k_map, smem_stages, shared, step, entry, token, work.group, page);
-        load_stage(v_map, smem_stages, shared, step + 1, entry, token, work.group, page);
+        const KvPlace at = kv_place(p.batch, seq, block);
+        load_tile(k_map, smem_stages, shared, step, entry, work.group, at);
+        load_tile(v_map, smem_stages, shared, step + 1, entry, work.group, at);
       }
       step += 2;
       __syncwarp();
@@ -220,50 +199,47 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& quer
     if constexpr (kTopk == 0) {
       uint32_t live = 0;
       for (int q = 0; q < kQueries; ++q) {
-        if (work.row0 + q >= work.begin && work.row0 + q < work.end) live |= 1u << q;
+        if (work.rows.row0 + q >= work.rows.begin && work.rows.row0 + q < work.rows.end) live |= 1u << q;
       }
       for (int i = 0; i <= own; ++i) {  // the own block first: every row has a finite maximum from then on
         push(i == 0 ? own : i - 1, live | (i == 0 ? kOwnBlock : 0) | (i == own ? kLastEntry : 0));
       }
-    } else {
-      uint32_t mask = own >= 0 ? ids.take(own) : 0;
+    } else if (work.has_entries) {
+      uint32_t mask = own >= 0 ? ids.take(own, 1, lane) : 0, flags = kOwnBlock;
       int block = own;
-      uint32_t flags = kOwnBlock;
-      while (true) {  // one entry behind, so that the last one is known
-        const int next = ids.next();
-        if (mask != 0) push(block, mask | flags | (next == kNone ? kLastEntry : 0));
-        if (next == kNone) break;
-        block = next;
-        mask = ids.take(next);
-        flags = 0;
+      if (mask == 0) block = ids.next(mask, p.threshold, lane), flags = 0;
+      while (block != kNone) {  // one block behind, so that the last one is known
+        uint32_t next_mask = 0;
+        const int next = ids.next(next_mask, p.threshold, lane);
+        if (next == kNone && p.threshold == 1) flags |= kLastEntry;
+        if (next == kNone && p.threshold > 1 && !__any_sync(0xffffffffu, ids.num_pairs > 0)) flags |= kLastEntry;
+        push(block, mask | flags);
+        block = next, mask = next_mask, flags = 0;
+      }
+      if (p.threshold > 1) {
+        const int mine = ids.pairs_of_query();
+        const int most = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<uint32_t>(mine)));
+        for (int s = 0; s < most; ++s, ++step) {
+          const uint32_t lanes = __ballot_sync(0xffffffffu, s < mine);
+          uint32_t queries = 0;
+#pragma unroll
+          for (int q = 0; q < kQueries; ++q) queries |= (lanes >> (4 * q) & 1) << q;
+          if (lane == 0) {
+            open_stage(shared, step, queries | kPartial | (s + 1 == most ? kLastEntry : 0),
+                       __popc(queries) * kPartialBytes);
+          }
+          __syncwarp();
+          if (lane % 4 == 0 && s < mine) {
+            const int stage = step % kStages, q = lane / 4;
+            bulk_load(smem_stages + stage * kTileBytes + q * kPartialBytes,
+                      p.ws.partial_o + int64_t{work.partial0 + q * (kTopk - 1) + s} * 256, kPartialBytes,
+                      &shared.full[stage]);
+          }
+          __syncwarp();
+        }
       }
     }
   }
-}
-
-// S = Q K^T for 64 rows: 8 products, committed.
-__device__ __forceinline__ void issue_qk(float (&s)[64], uint64_t query, uint64_t keys) {
-  wgmma_pin(s);
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < kDim / 16; ++k) {
-    const uint32_t in_half = k % 4 * 32;
-    wgmma_bf16_ss(s, descriptor_advance(query, k / 4 * kHalfQueryBytes + in_half),
-                  descriptor_advance(keys, k / 4 * kHalfBytes + in_half), k == 0 ? 0 : 1);
-  }
-  wgmma_commit();
-}
-
-// O += P V: 8 steps of 16 keys, committed.
-__device__ __forceinline__ void issue_pv(float (&o)[64], uint32_t (&weights)[8][4], uint64_t values) {
-  wgmma_pin(o);
-  wgmma_pin(weights);
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < kBlock / 16; ++k) {
-    wgmma_bf16_rs<1>(o, weights[k], descriptor_advance(values, k * 16 * 128), 1);
-  }
-  wgmma_commit();
 }
 
 struct RowState {
@@ -275,39 +251,45 @@ struct RowState {
 __device__ __forceinline__ void softmax_step(float (&s)[64], RowState& state, float (&old)[2], float scale_log2) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float top = fmaxf(s[2 * row], s[2 * row + 1]);
-#pragma unroll
-    for (int j = 4; j < 64; j += 4) top = fmaxf(top, fmaxf(s[j + 2 * row], s[j + 2 * row + 1]));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    top = fmaxf(top, state.maximum[row]);
+    const float top = fmaxf(row_maximum(s, row), state.maximum[row]);
     old[row] = exp2_approx((state.maximum[row] - top) * scale_log2);
     state.maximum[row] = top;
-    const float shift = top * scale_log2;
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < 64; j += 4) {
-      s[j + 2 * row] = exp2_approx(fmaf(s[j + 2 * row], scale_log2, -shift));
-      s[j + 2 * row + 1] = exp2_approx(fmaf(s[j + 2 * row + 1], scale_log2, -shift));
-      sum += s[j + 2 * row] + s[j + 2 * row + 1];
-    }
-    state.sum[row] = state.sum[row] * old[row] + sum;
+    state.sum[row] = state.sum[row] * old[row] + exponentiate_row(s, row, top, scale_log2);
   }
 }
 
-__device__ __forceinline__ void pack_weights(const float (&s)[64], uint32_t (&weights)[8][4]) {
+// O = O old + weight * partial result, whose maximum and sum are `ml`.
+__device__ __forceinline__ void add_partial(float (&o)[64], RowState& state, const uint4* partial, const float2 (&ml)[2],
+                                            float scale_log2, int lane) {
+  float old[2], weight[2];
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
+  for (int row = 0; row < 2; ++row) {
+    const float top = fmaxf(state.maximum[row], ml[row].x);
+    old[row] = exp2_approx((state.maximum[row] - top) * scale_log2);
+    weight[row] = exp2_approx((ml[row].x - top) * scale_log2);
+    state.maximum[row] = top;
+    // The partial sum is complete, this lane's own one is a share of four.
+    state.sum[row] = state.sum[row] * old[row] + (lane % 4 == 0 ? ml[row].y * weight[row] : 0.0f);
+  }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) weights[k][i] = pack_bf16x2(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+  for (int i = 0; i < 8; ++i) {
+    const uint4 words = partial[i * 32 + lane];
+    const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float& x = o[8 * i + 2 * j];
+      float& y = o[8 * i + 2 * j + 1];
+      x = fmaf(unpack_bf16_low(w[j]), weight[j % 2], x * old[j % 2]);
+      y = fmaf(unpack_bf16_high(w[j]), weight[j % 2], y * old[j % 2]);
+    }
   }
 }
 
 // Writes O and LSE of one warp's query (16 rows of 128 channels) and reports non-finite rows.
-__device__ __forceinline__ void write_query(const Params& p, const TileWork& work, int query, float (&o)[64],
+__device__ __forceinline__ void write_query(const Params& p, const TileWork& work, int query, const float (&o)[64],
                                             const RowState& state, int lane) {
-  const int row = work.row0 + query;
-  if (row < work.begin || row >= work.end) return;
+  const int row = work.rows.row0 + query;
+  if (row < work.rows.begin || row >= work.rows.end) return;
   const int H = p.groups * kHeads;
   float finite = 0;
 #pragma unroll
@@ -335,7 +317,7 @@ __device__ __forceinline__ void write_query(const Params& p, const TileWork& wor
       const bool odd = lane & 1, high = lane & 2;
       const uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? w[0] : w[1], 1);
       const uint32_t b = __shfl_xor_sync(0xffffffffu, odd ? w[2] : w[3], 1);
-      const uint32_t even0 = odd ? a : w[0], even1 = odd ? w[1] : a;  // columns 0, 1 of row (odd)
+      const uint32_t even0 = odd ? a : w[0], even1 = odd ? w[1] : a;
       const uint32_t even2 = odd ? b : w[2], even3 = odd ? w[3] : b;
       const uint32_t c = __shfl_xor_sync(0xffffffffu, high ? even0 : even2, 2);
       const uint32_t d = __shfl_xor_sync(0xffffffffu, high ? even1 : even3, 2);
@@ -344,25 +326,35 @@ __device__ __forceinline__ void write_query(const Params& p, const TileWork& wor
     }
   }
   if (__any_sync(0xffffffffu, finite != 0.0f) && lane == 0) {
-    p.ws.repair[atomicAdd(&p.ws.counters[2], 1)] = {row, work.group};
+    p.ws.repair[atomicAdd(&p.ws.counters[AttendWorkspace::kRepairs], 1)] = {row, work.group};
   }
 }
 
-__device__ __forceinline__ void consume(const Params& p, const char* smem_query, const char* smem_stages,
-                                        Shared& shared, int consumer, int warp, int lane) {
-  Barriers& bars = shared.bars;
+// Values behind the sequence's end become zeros: their weights are 0, but 0 x NaN is not. Both warpgroups
+// do it for themselves and write the same.
+__device__ __forceinline__ void clear_tail(char* values, int tail, int consumer) {
+  for (int i = threadIdx.x % 128; i < (kBlock - tail) * 16; i += 128) {
+    const int row = tail + i / 16, half = i / 8 % 2;
+    *reinterpret_cast<uint4*>(values + half * kHalfBytes + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
+  }
+  fence_async_shared();
+  named_barrier_sync(1 + consumer, 128);
+}
+
+template <int kTopk>
+__device__ __forceinline__ void consume(const Params& p, const char* smem_query, char* smem_stages, Shared& shared,
+                                        int consumer, int warp, int lane) {
   const int query = consumer * 4 + warp % 4;  // of the tile
-  const bool releases = warp % 4 == 0 && lane == 0;
   const uint64_t stage_keys = descriptor_k_major(smem_stages), stage_values = descriptor_mn_major(smem_stages, kHalfBytes);
   int step = 0;
-  const auto wait_full = [&](int at) { mbarrier_wait(&bars.full[at % kStages], at / kStages & 1); };
-  const auto release = [&](int at) {
-    if (releases) mbarrier_arrive(&bars.empty[at % kStages]);
+  const auto wait_full = [&](int at) { mbarrier_wait(&shared.full[at % kStages], at / kStages & 1); };
+  const auto release = [&](int at) {  // by every consumer warp: warps may drift apart over skipped entries
+    if (lane == 0) mbarrier_arrive(&shared.empty[at % kStages]);
   };
 
   for (int round = 0;; ++round) {
     const int buffer = round % kQueryBuffers;
-    mbarrier_wait(&bars.query_full[buffer], round / kQueryBuffers & 1);
+    mbarrier_wait(&shared.query_full[buffer], round / kQueryBuffers & 1);
     if (__shfl_sync(0xffffffffu, shared.work[buffer].group, 0) < 0) return;
     const uint64_t query_rows = descriptor_k_major(smem_query + buffer * kQueryBytes + consumer * 64 * 128);
 
@@ -372,15 +364,17 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
     for (int j = 0; j < 64; ++j) o[j] = 0;
     uint32_t weights[8][4];
     float s[64];
-    // Next entry that any of this warpgroup's queries wants; the others are given back unused.
+    // Next block that any of this warpgroup's queries wants; the others are given back unused. Ends at the
+    // last entry or at the first partial result.
     int at = 0;
     uint32_t entry = __shfl_sync(0xffffffffu, shared.work[buffer].has_entries, 0) ? 0 : kLastEntry;
     const auto advance = [&] {
       while (!(entry & kLastEntry)) {
         at = step;
-        step += 2;
         wait_full(at);
         entry = __shfl_sync(0xffffffffu, shared.entry[at % kStages], 0);
+        if (entry & kPartial) return false;
+        step += 2;
         if (entry >> (4 * consumer) & 0xf) return true;
         wait_full(at + 1);
         release(at);
@@ -396,28 +390,33 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
     float old[2];
 
     if (advance()) {
-      issue_qk(s, query_rows, descriptor_advance(stage_keys, at % kStages * kTileBytes));
+      issue_qk<kHalfQueryBytes>(s, query_rows, descriptor_advance(stage_keys, at % kStages * kTileBytes));
       wgmma_wait<0>();
       wgmma_pin(s);
       release(at);
-      if (wanted()) {
-        if (entry & kOwnBlock) {  // the only block that a row may see in part
-          const int limit = shared.work[buffer].position0 % kBlock + query;  // last visible column
-#pragma unroll
-          for (int j = 0; j < 64; ++j) {
-            if (8 * (j / 4) + 2 * (lane % 4) + j % 2 > limit) s[j] = -INFINITY;
-          }
+      int values = at + 1;  // ring position of the V tile that `weights` belong to
+      if (entry & kOwnBlock) {  // the only block that a row may see in part, or that may be incomplete
+        const int tail = shared.work[buffer].tail;
+        if (tail < kBlock) {
+          wait_full(values);
+          clear_tail(smem_stages + values % kStages * kTileBytes, tail, consumer);
         }
+        const int limit = shared.work[buffer].rows.position0 % kBlock + query;  // last visible column
+#pragma unroll
+        for (int j = 0; j < 64; ++j) {
+          if (8 * (j / 4) + 2 * (lane % 4) + j % 2 > limit) s[j] = -INFINITY;
+        }
+      }
+      if (wanted()) {
         softmax_step(s, state, old, p.scale_log2);
       } else {
         clear_logits();
       }
       pack_weights(s, weights);
-      int values = at + 1;  // ring position of the V tile that `weights` belong to
       while (advance()) {
         wait_full(values);  // loaded before this entry's K
-        issue_qk(s, query_rows, descriptor_advance(stage_keys, at % kStages * kTileBytes));
-        issue_pv(o, weights, descriptor_advance(stage_values, values % kStages * kTileBytes));
+        issue_qk<kHalfQueryBytes>(s, query_rows, descriptor_advance(stage_keys, at % kStages * kTileBytes));
+        issue_pv<true>(o, weights, descriptor_advance(stage_values, values % kStages * kTileBytes));
         wgmma_wait<1>();
         wgmma_pin(s);
         release(at);
@@ -436,13 +435,47 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
         values = at + 1;
       }
       wait_full(values);
-      issue_pv(o, weights, descriptor_advance(stage_values, values % kStages * kTileBytes));
+      issue_pv<true>(o, weights, descriptor_advance(stage_values, values % kStages * kTileBytes));
       wgmma_wait<0>();
       wgmma_pin(o);
       release(values);
     }
     const TileWork work = shared.work[buffer];
-    mbarrier_arrive(&bars.query_empty[buffer]);
+    if (lane == 0) mbarrier_arrive(&shared.query_empty[buffer]);
+
+    if constexpr (kTopk > 0) {
+      if (entry & kPartial) {
+        // Maxima and sums of all partial results at once: lane c of a quad reads those of slots c, c + 4, ...
+        constexpr int kPerLane = kTopk / 4;
+        float2 ml[kPerLane][2];
+        const float2* from = p.ws.partial_ml + int64_t{work.partial0 + query * (kTopk - 1)} * 16 + lane / 4;
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+          const int slot = min(4 * i + lane % 4, kTopk - 2);
+          ml[i][0] = from[slot * 16];
+          ml[i][1] = from[slot * 16 + 8];
+        }
+#pragma unroll
+        for (int slot = 0; slot < kTopk - 1; ++slot) {
+          if (slot > 0 && (entry & kLastEntry)) break;
+          wait_full(step);
+          entry = __shfl_sync(0xffffffffu, shared.entry[step % kStages], 0);
+          float2 mine[2];
+#pragma unroll
+          for (int row = 0; row < 2; ++row) {
+            mine[row].x = __shfl_sync(0xffffffffu, ml[slot / 4][row].x, lane / 4 * 4 + slot % 4);
+            mine[row].y = __shfl_sync(0xffffffffu, ml[slot / 4][row].y, lane / 4 * 4 + slot % 4);
+          }
+          if (wanted()) {
+            const char* partial = smem_stages + step % kStages * kTileBytes + query * kPartialBytes;
+            add_partial(o, state, reinterpret_cast<const uint4*>(partial), mine, p.scale_log2, lane);
+          }
+          __syncwarp();
+          release(step);
+          ++step;
+        }
+      }
+    }
     write_query(p, work, query, o, state, lane);
   }
 }
@@ -458,100 +491,69 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int tid = threadIdx.x;
   if (tid == 0) {
     for (int i = 0; i < kQueryBuffers; ++i) {
-      mbarrier_init(&shared.bars.query_full[i], 1);
-      mbarrier_init(&shared.bars.query_empty[i], 256);
+      mbarrier_init(&shared.query_full[i], 1);
+      mbarrier_init(&shared.query_empty[i], kConsumerWarps);
     }
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(&shared.bars.full[i], 1);
-      mbarrier_init(&shared.bars.empty[i], 2);
+      mbarrier_init(&shared.full[i], 1);
+      mbarrier_init(&shared.empty[i], kConsumerWarps);
     }
     mbarrier_init_fence();
   }
   __syncthreads();
-  if (tid < 128) {
-    registers_decrease<32>();
+  if (tid < 128) {  // 128 x 40 + 256 x 232 registers: as many as the launch gives, 384 x 168
+    registers_decrease<40>();
     if (tid < 32) produce<kTopk>(p, query_map, k_map, v_map, smem, smem_stages, shared, tid);
   } else {
-    registers_increase<240>();
-    consume(p, smem, smem_stages, shared, tid / 128 - 1, tid / 32, tid % 32);
+    registers_increase<232>();
+    consume<kTopk>(p, smem, smem_stages, shared, tid / 128 - 1, tid / 32, tid % 32);
   }
-}
-
-int sm_count() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    M3_CUDA_CHECK(cudaGetDevice(&device));
-    M3_CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
-    return value;
-  }();
-  return count;
-}
-
-int64_t align_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-AttendTileWorkspace make_workspace(const AttendCudaArgs& a) {
-  char* base = static_cast<char*>(a.workspace);
-  AttendTileWorkspace ws;
-  ws.counters = reinterpret_cast<int32_t*>(base);
-  ws.unit_begin = reinterpret_cast<int32_t*>(base + 256);
-  ws.repair = reinterpret_cast<AttendRepairRow*>(base + 256 + align_up((a.batch.num_seqs + 1) * 4));
-  return ws;
-}
-
-// k or v as (channel, token, head, page); a packed tensor is one page.
-CUtensorMap kv_map(const AttendCudaArgs& a, const void* data) {
-  const int64_t R = a.geometry.groups, row = kDim * 2;
-  if (a.batch.layout == KvLayout::kPaged) {
-    return tensor_map_create(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                             {{kDim, 0, 64}, {kBlock, row, kBlock}, {R, kBlock * row, 1}, {a.num_pages, R * kBlock * row, 1}},
-                             MapSwizzle::k128Bytes);
-  }
-  return tensor_map_create(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                           {{kDim, 0, 64}, {a.num_pages, R * row, kBlock}, {R, row, 1}, {1, a.num_pages * R * row, 1}},
-                           MapSwizzle::k128Bytes);
 }
 
 template <int kTopk>
-void launch(const AttendCudaArgs& a, cudaStream_t stream) {
-  const int64_t H = int64_t{a.geometry.groups} * kHeads;
-  const CUtensorMap query_map =
-      tensor_map_create(a.q_THD, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                        {{kDim, 0, 64}, {H, kDim * 2, kHeads}, {a.batch.num_queries, H * kDim * 2, kQueries}},
-                        MapSwizzle::k128Bytes);
+void launch(const AttendCudaArgs& a, int threshold, int chunk, const AttendSizes& sizes, const AttendWorkspace& ws,
+            cudaStream_t stream) {
   Params p;
   p.batch = a.batch;
   p.ids_RTK = a.lists;
   p.o_THD = static_cast<__nv_bfloat16*>(a.o_THD);
   p.lse_TH = a.lse_TH;
   p.groups = a.geometry.groups;
-  p.topk = a.geometry.topk;
+  p.threshold = threshold;
+  p.chunk = chunk;
+  p.chunk_tiles = sizes.chunk_tiles;
   p.scale_log2 = static_cast<float>(a.geometry.logit_scale()) * kLog2e;
-  p.ws = make_workspace(a);
+  p.ws = ws;
   const auto kernel = attend_tile_kernel<kTopk>;
   M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
-  attend_setup_kernel<<<1, 1024, 0, stream>>>(a.batch, p.groups, p.ws);
-  kernel<<<sm_count(), kThreads, kSmemBytes, stream>>>(query_map, kv_map(a, a.k), kv_map(a, a.v), p);
+  kernel<<<sm_count(), kThreads, kSmemBytes, stream>>>(query_map(a, kQueries), kv_map(a, a.k), kv_map(a, a.v), p);
   M3_CUDA_CHECK(cudaGetLastError());
-  attend_repair(a, p.ws.repair, p.ws.counters + 2, {stream});
+}
+
+void attend_tiles(const AttendCudaArgs& args, int threshold, int chunk, const AttendSizes& sizes,
+                  const AttendWorkspace& ws, Stream stream) {
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  if (args.support.kind == AttendSupport::Kind::kFull) return launch<0>(args, threshold, chunk, sizes, ws, handle);
+  switch (args.geometry.topk) {
+    case 4: return launch<4>(args, threshold, chunk, sizes, ws, handle);
+    case 8: return launch<8>(args, threshold, chunk, sizes, ws, handle);
+    case 16: return launch<16>(args, threshold, chunk, sizes, ws, handle);
+    case 32: return launch<32>(args, threshold, chunk, sizes, ws, handle);
+    default: M3_FAIL("attend: the Hopper path has topk 4, 8, 16 and 32, got {}", args.geometry.topk);
+  }
 }
 
 }  // namespace
 
-int64_t attend_tile_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch) {
-  return 256 + align_up((batch.num_seqs + 1) * 4) +
-         align_up(batch.num_queries * geometry.groups * sizeof(AttendRepairRow));
-}
-
-void attend_tile_sm90(const AttendCudaArgs& args, Stream stream) {
-  const auto handle = static_cast<cudaStream_t>(stream.handle);
-  if (args.support.kind == AttendSupport::Kind::kFull) return launch<0>(args, handle);
-  switch (args.geometry.topk) {
-    case 4: return launch<4>(args, handle);
-    case 8: return launch<8>(args, handle);
-    case 16: return launch<16>(args, handle);
-    case 32: return launch<32>(args, handle);
-    default: M3_FAIL("attend: the Hopper path has topk 4, 8, 16 and 32, got {}", args.geometry.topk);
+void attend_sm90(const AttendCudaArgs& args, int threshold, Stream stream) {
+  const AttendSizes sizes = attend_sizes(args.geometry, args.batch, threshold);
+  const AttendWorkspace ws = attend_make_workspace(args.geometry, args.batch, threshold, args.workspace);
+  attend_plan_pairs(args, threshold, sizes, ws, stream);
+  for (int chunk = 0; chunk < sizes.num_chunks; ++chunk) {
+    if (threshold > 1) attend_rows(args, chunk, sizes, ws, stream);
+    attend_tiles(args, threshold, chunk, sizes, ws, stream);
   }
+  attend_repair(args, ws.repair, ws.counters + AttendWorkspace::kRepairs, stream);
 }
 
 }  // namespace m3

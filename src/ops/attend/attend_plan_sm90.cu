@@ -1,0 +1,246 @@
+// Tables of the Hopper prefill attention, all made on the device from device lengths (hopper.md §6.3).
+//   setup    first tile and first block of every sequence, counters
+//   count    which (query, slot) is a pair, and its place among the pairs of its block
+//   scan     first pair of every block; items of at most 128 pairs
+//   scatter  the pairs, sorted by (chunk, group, block)
+// Places within a block come from an atomic counter, so their order differs from run to run; results do
+// not, because every pair is computed on its own and merged in list order.
+#include <algorithm>
+
+#include "ops/attend/attend_sm90.cuh"
+
+namespace m3 {
+namespace {
+
+using namespace attend_sm90_detail;
+
+struct Params {
+  MsaBatch batch;
+  const int32_t* ids_RTK;
+  int groups, threshold, chunk_tiles, num_chunks, max_items;
+  int64_t max_blocks;
+  AttendWorkspace ws;
+};
+
+// Inclusive sum over the CTA's 1024 threads.
+__device__ int scan_1024(int value, int* scratch) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, value, step);
+    if (lane >= step) value += other;
+  }
+  if (lane == 31) scratch[warp] = value;
+  __syncthreads();
+  if (warp == 0) {
+    int sum = scratch[lane];
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, sum, step);
+      if (lane >= step) sum += other;
+    }
+    scratch[lane] = sum;
+  }
+  __syncthreads();
+  value += warp > 0 ? scratch[warp - 1] : 0;
+  __syncthreads();
+  return value;
+}
+
+__global__ void __launch_bounds__(1024) setup_kernel(const Params p) {
+  __shared__ int scratch[32];
+  __shared__ int carry[2];
+  const int tid = threadIdx.x;
+  if (tid < 2) carry[tid] = 0;
+  __syncthreads();
+  for (int base = 0; base < p.batch.num_seqs; base += 1024) {
+    const int n = base + tid;
+    int tiles = 0, blocks = 0;
+    if (n < p.batch.num_seqs) {
+      const MsaSequence s = msa_sequence(p.batch, n);
+      tiles = num_tiles(s);
+      blocks = (s.k_len + kBlock - 1) / kBlock;
+    }
+    const int tiles_end = scan_1024(tiles, scratch), blocks_end = scan_1024(blocks, scratch);
+    if (n < p.batch.num_seqs) {
+      p.ws.tile_begin[n] = carry[0] + tiles_end - tiles;
+      p.ws.block_begin[n] = carry[1] + blocks_end - blocks;
+    }
+    __syncthreads();
+    if (tid == 1023) {
+      carry[0] += tiles_end;
+      carry[1] += blocks_end;
+    }
+    __syncthreads();
+  }
+  if (tid == 0) {
+    p.ws.tile_begin[p.batch.num_seqs] = carry[0];
+    p.ws.block_begin[p.batch.num_seqs] = carry[1];
+    p.ws.counters[AttendWorkspace::kTiles] = carry[0];
+    p.ws.counters[AttendWorkspace::kRepairs] = 0;
+  }
+  for (int i = tid; i < 2 * p.num_chunks; i += 1024) p.ws.counters[AttendWorkspace::kPerChunk + i] = 0;
+}
+
+// One CTA per (tile, group), a thread per (query, slot).
+template <int kTopk, bool kScatter>
+__global__ void __launch_bounds__(kQueries* kTopk) pairs_kernel(const Params p) {
+  __shared__ __align__(16) int32_t ids[kQueries][kTopk];
+  const int tile = blockIdx.x, r = blockIdx.y;
+  if (tile >= p.ws.counters[AttendWorkspace::kTiles]) return;
+  const int query = threadIdx.x / kTopk, slot = threadIdx.x % kTopk;
+  const int n = msa_find(p.ws.tile_begin, p.batch.num_seqs, tile);
+  const TileRows rows = tile_rows(msa_sequence(p.batch, n), tile - p.ws.tile_begin[n]);
+  const int row = rows.row0 + query;
+  const bool live = row >= rows.begin && row < rows.end && rows.position0 >= 0;
+  const int own = rows.position0 / kBlock;
+  const int id = live ? p.ids_RTK[(r * p.batch.num_queries + row) * kTopk + slot] : -1;
+  const int64_t segment = int64_t{tile / p.chunk_tiles} * p.groups + r;
+  const int64_t cell = (int64_t{tile} * p.groups + r) * (kQueries * kTopk) + threadIdx.x;
+  int32_t* block_row = p.ws.row_begin + segment * p.max_blocks + p.ws.block_begin[n];
+
+  if constexpr (!kScatter) {
+    ids[query][slot] = id;
+    __syncthreads();
+    int wanted = 0;  // by how many of the half tile's four queries
+    for (int q = query / 4 * 4; q < query / 4 * 4 + 4; ++q) {
+      bool found = false;
+#pragma unroll
+      for (int j = 0; j < kTopk; j += 4) {
+        const int4 other = *reinterpret_cast<const int4*>(&ids[q][j]);
+        found |= other.x == id || other.y == id || other.z == id || other.w == id;
+      }
+      wanted += found ? 1 : 0;
+    }
+    const bool pair = id >= 0 && id != own && wanted < p.threshold;
+    p.ws.position[cell] = pair ? atomicAdd(&block_row[id], 1) : -1;
+  } else {
+    const int position = p.ws.position[cell];
+    const uint32_t pairs = __ballot_sync(0xffffffffu, position >= 0);
+    if (position < 0) return;
+    // Partial results of a query follow each other in list order.
+    const int lane = threadIdx.x % 32, first = lane / kTopk * kTopk;
+    const int order = __popc(pairs >> first & ((1u << (lane - first)) - 1));
+    const int64_t slot_row = int64_t{tile % p.chunk_tiles} * kQueries + query;
+    const int64_t capacity = int64_t{p.chunk_tiles} * kQueries;
+    AttendPair* to = p.ws.pairs + segment * capacity * (kTopk - 1) + block_row[id] + position;
+    *to = {row, static_cast<int32_t>((r * capacity + slot_row) * (kTopk - 1) + order)};
+  }
+}
+
+// One CTA per (chunk, group).
+__global__ void __launch_bounds__(1024) scan_kernel(const Params p) {
+  __shared__ int scratch[32];
+  __shared__ int carry[2];  // pairs, items
+  const int tid = threadIdx.x;
+  const int64_t segment = blockIdx.x;
+  const int num_blocks = p.ws.block_begin[p.batch.num_seqs];
+  int32_t* begins = p.ws.row_begin + segment * p.max_blocks;
+  AttendRowsItem* items = p.ws.items + segment * p.max_items;
+  if (tid < 2) carry[tid] = 0;
+  __syncthreads();
+  for (int base = 0; base < num_blocks; base += 1024) {
+    const int b = base + tid;
+    const int count = b < num_blocks ? begins[b] : 0;
+    const int cuts = (count + kAttendRowsPerItem - 1) / kAttendRowsPerItem;
+    const int pairs_end = scan_1024(count, scratch), items_end = scan_1024(cuts, scratch);
+    const int first_pair = carry[0] + pairs_end - count, first_item = carry[1] + items_end - cuts;
+    if (b < num_blocks) begins[b] = first_pair;
+    for (int i = 0; i < cuts; ++i) {
+      const int done = i * kAttendRowsPerItem;
+      items[first_item + i] = {b, first_pair + done, min(kAttendRowsPerItem, count - done)};
+    }
+    __syncthreads();
+    if (tid == 1023) {
+      carry[0] += pairs_end;
+      carry[1] += items_end;
+    }
+    __syncthreads();
+  }
+  if (tid == 0) p.ws.num_items[segment] = carry[1];
+}
+
+template <int kTopk>
+void launch_pairs(const Params& p, const AttendSizes& sizes, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(sizes.max_tiles), p.groups);
+  const int64_t segments = int64_t{p.num_chunks} * p.groups;
+  M3_CUDA_CHECK(cudaMemsetAsync(p.ws.row_begin, 0, segments * p.max_blocks * 4, stream));
+  pairs_kernel<kTopk, false><<<grid, kQueries * kTopk, 0, stream>>>(p);
+  scan_kernel<<<static_cast<unsigned>(segments), 1024, 0, stream>>>(p);
+  pairs_kernel<kTopk, true><<<grid, kQueries * kTopk, 0, stream>>>(p);
+}
+
+int64_t align_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+template <typename T>
+void take(char*& at, T*& pointer, int64_t count) {
+  pointer = reinterpret_cast<T*>(at);
+  at += align_up(count * static_cast<int64_t>(sizeof(T)));
+}
+
+}  // namespace
+
+AttendSizes attend_sizes(const MsaGeometry& g, const MsaBatch& batch, int threshold) {
+  AttendSizes s;
+  s.max_tiles = batch.num_queries / kQueries + 2 * int64_t{batch.num_seqs};
+  s.max_blocks = batch.num_seqs * ((batch.max_k_len + kBlock - 1) / kBlock);
+  // Without pairs one chunk holds everything.
+  const int64_t chunk_tiles = threshold > 1 ? std::min<int64_t>(kAttendChunkQueries / kQueries, s.max_tiles) : s.max_tiles;
+  s.chunk_tiles = static_cast<int>(std::max<int64_t>(1, chunk_tiles));
+  s.num_chunks = static_cast<int>((s.max_tiles + s.chunk_tiles - 1) / s.chunk_tiles);
+  const int64_t pairs = int64_t{s.chunk_tiles} * kQueries * (g.topk - 1);
+  s.max_items = pairs / kAttendRowsPerItem + std::min(pairs, s.max_blocks) + 1;
+  return s;
+}
+
+AttendWorkspace attend_make_workspace(const MsaGeometry& g, const MsaBatch& batch, int threshold, void* base) {
+  const AttendSizes s = attend_sizes(g, batch, threshold);
+  const int64_t segments = int64_t{s.num_chunks} * g.groups, capacity = int64_t{s.chunk_tiles} * kQueries;
+  const int64_t slots = capacity * (g.topk - 1) * g.groups;
+  AttendWorkspace ws = {};
+  char* at = static_cast<char*>(base);
+  take(at, ws.counters, AttendWorkspace::kPerChunk + 2 * s.num_chunks);
+  take(at, ws.tile_begin, batch.num_seqs + 1);
+  take(at, ws.block_begin, batch.num_seqs + 1);
+  take(at, ws.repair, batch.num_queries * g.groups);
+  if (threshold > 1) {
+    take(at, ws.position, s.max_tiles * g.groups * kQueries * g.topk);
+    take(at, ws.row_begin, segments * s.max_blocks);
+    take(at, ws.items, segments * s.max_items);
+    take(at, ws.num_items, segments);
+    take(at, ws.pairs, segments * capacity * (g.topk - 1));
+    take(at, ws.partial_o, slots * 256);
+    take(at, ws.partial_ml, slots * 16);
+  }
+  ws.end = at;
+  return ws;
+}
+
+int64_t attend_sm90_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch, int threshold) {
+  return static_cast<char*>(attend_make_workspace(g, batch, threshold, nullptr).end) - static_cast<char*>(nullptr);
+}
+
+void attend_plan_pairs(const AttendCudaArgs& args, int threshold, const AttendSizes& sizes, const AttendWorkspace& ws,
+                       Stream stream) {
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  const Params p = {.batch = args.batch,
+                    .ids_RTK = args.lists,
+                    .groups = args.geometry.groups,
+                    .threshold = threshold,
+                    .chunk_tiles = sizes.chunk_tiles,
+                    .num_chunks = sizes.num_chunks,
+                    .max_items = static_cast<int>(sizes.max_items),
+                    .max_blocks = sizes.max_blocks,
+                    .ws = ws};
+  setup_kernel<<<1, 1024, 0, handle>>>(p);
+  if (threshold > 1) {
+    switch (args.geometry.topk) {
+      case 4: launch_pairs<4>(p, sizes, handle); break;
+      case 8: launch_pairs<8>(p, sizes, handle); break;
+      case 16: launch_pairs<16>(p, sizes, handle); break;
+      case 32: launch_pairs<32>(p, sizes, handle); break;
+      default: M3_FAIL("attend: the Hopper path has topk 4, 8, 16 and 32, got {}", args.geometry.topk);
+    }
+  }
+  M3_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace m3
