@@ -155,10 +155,11 @@ class Chunk {
       int64_t end = i;
       while (end < num_visits && static_cast<int64_t>(s_.visits[end] >> 32) == block_id) ++end;
       const int64_t last = std::min<int64_t>((block_id + 1) * g_.block, position(item_.q_end - 1) + 1);
+      look_ahead(end < num_visits ? static_cast<int64_t>(s_.visits[end] >> 32) * g_.block : -1);
       for (int64_t j = block_id * g_.block; j < last; j += kMsaTileKeys) {
         load_tile(j, static_cast<int>(std::min<int64_t>(kMsaTileKeys, last - j)));
         for (int64_t e = i; e < end; ++e) add_query(static_cast<int>(s_.visits[e] & 0xffffffffu));
-        finish_tile();
+        flush();
       }
       i = end;
     }
@@ -176,8 +177,9 @@ class Chunk {
     for (int64_t i = count * item_.split / item_.num_splits; i < count * (item_.split + 1) / item_.num_splits; ++i) {
       const int64_t j = (i < sink_tiles ? i : i - sink_tiles + window_tile) * kMsaTileKeys;
       load_tile(j, static_cast<int>(std::min<int64_t>(kMsaTileKeys, end - j)));
+      look_ahead(j + kMsaTileKeys < end ? j + kMsaTileKeys : -1);
       for (int q = item_.q_begin; q < item_.q_end; ++q) add_query(q);
-      finish_tile();
+      flush();
     }
   }
 
@@ -197,7 +199,7 @@ class Chunk {
         }
         pack_tile();
         push_query(q, 0, tile_.num_keys, 0);
-        finish_tile();
+        flush();
       }
     }
   }
@@ -213,9 +215,17 @@ class Chunk {
   }
 
   void pack_tile() {
-    in_.kernels.pack_keys(k_rows_, tile_.num_keys, g_.head_dim, in_.k.dtype(), s_.keys);
+    in_.kernels.pack_keys(k_rows_, tile_.num_keys, g_.head_dim, in_.k.dtype(), s_.keys, nullptr);
     in_.kernels.pack_values(v_rows_, tile_.num_keys, g_.head_dim, in_.v.dtype(), s_.values);
     tile_.checked = false;
+  }
+
+  // A step with few rows is bound by memory: the keys and values that come next, from position `begin` on (-1: none),
+  // are fetched during the multiplications. They lie in one piece where pages do.
+  void look_ahead(int64_t begin) {
+    const bool wanted = begin >= 0 && num_rows() <= kMsaBatchRows && in_.batch.layout == KvLayout::kPaged;
+    ahead_keys_ = wanted ? static_cast<const char*>(in_.k.row(item_.seq, begin, item_.group)) : nullptr;
+    ahead_values_ = wanted ? static_cast<const char*>(in_.v.row(item_.seq, begin, item_.group)) : nullptr;
   }
 
   // Applies the tile to query row q, as far as it sees it.
@@ -268,8 +278,6 @@ class Chunk {
     }
   }
 
-  void finish_tile() { flush(); }
-
   void flush() {
     if (num_pushed_ == 0) return;
     MsaAttendTile t;
@@ -288,6 +296,9 @@ class Chunk {
     t.values = s_.values;
     t.dim = g_.head_dim;
     t.scale_log2 = g_.logit_scale() * 1.4426950408889634;
+    t.ahead_keys = ahead_keys_;
+    t.ahead_values = ahead_values_;
+    t.ahead_bytes = int64_t{std::min(g_.block, kMsaTileKeys)} * g_.head_dim * dtype_bytes(in_.k.dtype());
     t.scores = s_.scores;
     t.weights = s_.weights;
     in_.kernels.attend_rows(t);
@@ -307,6 +318,7 @@ class Chunk {
     int num_keys = 0;
     bool checked = false, finite = false;
   } tile_;
+  const char *ahead_keys_ = nullptr, *ahead_values_ = nullptr;
   const void *k_rows_[kMsaTileKeys], *v_rows_[kMsaTileKeys];
   int32_t row_ids_[kMsaBatchRows], first_[kMsaBatchRows], last_[kMsaBatchRows], sink_[kMsaBatchRows];
   int num_pushed_ = 0;

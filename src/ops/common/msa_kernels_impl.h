@@ -31,10 +31,16 @@ inline int num_steps(int dim) { return kBf16Dot ? (dim + 1) / 2 : dim; }
 #endif
 }
 
+// Memory that is prefetched while a tile is multiplied, some bytes per step.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t bytes_per_step = 0;  // up to a line; two where a step is a pair of bf16 values
+};
+
 // acc[r][v] += sum over steps of a[r][step] * b[step][v]: the register tile all work goes through.
-template <int kRows>
+template <int kRows, bool kAhead>
 [[gnu::always_inline]] inline void multiply_tile(const uint32_t* const* a, const uint32_t* b, int steps,
-                                                 V::Vec (&acc)[kRows][kTileVecs]) {
+                                                 V::Vec (&acc)[kRows][kTileVecs], Ahead& ahead) {
   const uint32_t* row[kRows];
   for (int r = 0; r < kRows; ++r) row[r] = a[r];
   for (int s = 0; s < steps; ++s) {
@@ -44,6 +50,11 @@ template <int kRows>
       for (int v = 0; v < kTileVecs; ++v) acc[r][v] = multiply_add(acc[r][v], row[r] + s, column[v]);
     }
     b += kPanel;
+    if (kAhead) {
+      __builtin_prefetch(ahead.at);
+      if (kBf16Dot) __builtin_prefetch(ahead.at + ahead.bytes_per_step / 2);
+      ahead.at += ahead.bytes_per_step;
+    }
   }
 }
 
@@ -105,12 +116,15 @@ void pack_row(const void* row, int dim, DType dtype, uint32_t* a) {
 // kLanes keys, as the lanes [0, kLanes) of [steps][kPanel]. A 32-bit transpose moves whole words; where bf16 values
 // become fp32 (kSplit), a word gives two steps: its low and its high half.
 template <bool kSplit>
-inline void pack_key_lanes(const void* const* rows, int dim, DType dtype, uint32_t* b) {
+inline void pack_key_lanes(const void* const* rows, int dim, DType dtype, uint32_t* b, const void* const* ahead) {
   const int words = dtype == DType::kBF16 ? dim / 2 : dim;  // whole words of a row
   int w = 0;
   for (; w + kLanes <= words; w += kLanes) {
     V::Words x[kLanes];
     V::load_transposed(rows, w, x);
+    if (ahead != nullptr) {
+      for (int i = 0; i < kLanes; ++i) __builtin_prefetch(static_cast<const uint32_t*>(ahead[i]) + w);
+    }
     for (int i = 0; i < kLanes; ++i) {
       if (kSplit) {
         V::store_words(b + int64_t{2 * (w + i)} * kPanel, V::shift_left_16(x[i]));
@@ -133,16 +147,17 @@ inline double word_value(uint32_t word, int half) {
   return x;
 }
 
-void pack_keys(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b) {
+void pack_keys(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b, const void* const* ahead) {
   const int steps = num_steps(dim);
   for (int j = 0; j < num_keys; j += kPanel) {
     for (int lane = 0; lane < kPanel; lane += kLanes) {
       const void* group[kLanes];
       for (int i = 0; i < kLanes; ++i) group[i] = j + lane + i < num_keys ? rows[j + lane + i] : kMsaZeroRow;
+      const void* const* ahead_group = ahead != nullptr && j + lane + kLanes <= num_keys ? ahead + j + lane : nullptr;
       if (!kBf16Dot && dtype == DType::kBF16) {
-        pack_key_lanes<true>(group, dim, dtype, b + lane);
+        pack_key_lanes<true>(group, dim, dtype, b + lane, ahead_group);
       } else {
-        pack_key_lanes<false>(group, dim, dtype, b + lane);
+        pack_key_lanes<false>(group, dim, dtype, b + lane, ahead_group);
       }
     }
     b += int64_t{steps} * kPanel;
@@ -196,9 +211,12 @@ void pack_values(const void* const* rows, int num_keys, int dim, DType dtype, ui
 
 // ----------------------------------------------------------------------------------------- index scores
 
+// Maxima are kept per lane in `lanes` while the panels pass, and reduced once at the end.
 void score_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
-               float* best) {
+               float* lanes, float* best) {
   const V::Vec lane = lane_numbers(), lowest = V::set1(kNegInf);
+  Ahead nothing;
+  for (int i = 0; i < num_rows; ++i) V::store(lanes + i * kLanes, lowest);
   for (int j = 0; j < num_keys; j += kPanel, b += int64_t{steps} * kPanel) {
     for_row_tiles(num_rows, [&]<int kRows>(int i) {
       const uint32_t* rows[kRows];
@@ -209,31 +227,42 @@ void score_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, in
       }
       V::Vec acc[kRows][kTileVecs];
       clear<kRows>(acc);
-      multiply_tile<kRows>(rows, b, steps, acc);
-      const bool masked = least < j + kPanel;
-      for (int r = 0; r < kRows; ++r) {
-        const int limit = (last != nullptr ? last[i + r] : num_keys) - j;
-        V::Vec top = V::set1(best[i + r]);
-        for (int v = 0; v < kTileVecs; ++v) {
-          V::Vec z = acc[r][v];
-          if (masked) z = V::select(V::less(lane, V::set1(static_cast<float>(limit - v * kLanes))), z, lowest);
-          top = V::max(z, top);  // a NaN z leaves top as it is
+      multiply_tile<kRows, false>(rows, b, steps, acc, nothing);
+      if (least < j + kPanel) {
+        for (int r = 0; r < kRows; ++r) {
+          const int limit = (last != nullptr ? last[i + r] : num_keys) - j;
+          for (int v = 0; v < kTileVecs; ++v) {
+            acc[r][v] = V::select(V::less(lane, V::set1(static_cast<float>(limit - v * kLanes))), acc[r][v], lowest);
+          }
         }
-        best[i + r] = reduce_max(top);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        V::Vec top = V::load(lanes + (i + r) * kLanes);
+#pragma GCC unroll 8
+        for (int v = 0; v < kTileVecs; ++v) top = V::max(acc[r][v], top);  // a NaN product leaves top as it is
+        V::store(lanes + (i + r) * kLanes, top);
       }
     });
+  }
+  for (int i = 0; i < num_rows; ++i) {
+    const float top = reduce_max(V::load(lanes + i * kLanes));
+    if (top > best[i]) best[i] = top;
   }
 }
 
 // out[i][j] = a[i] . b[j] for whole panels; out rows lie `stride` apart.
-inline void multiply_keys(const uint32_t* const* rows, int num_rows, int steps, const uint32_t* b, int num_keys,
-                          float* out, int stride) {
+template <bool kAhead>
+void multiply_keys(const uint32_t* const* rows, int num_rows, int steps, const uint32_t* b, int num_keys,
+                          float* out, int stride, Ahead& ahead) {
   for (int j = 0; j < num_keys; j += kPanel, b += int64_t{steps} * kPanel) {
     for_row_tiles(num_rows, [&]<int kRows>(int i) {
       V::Vec acc[kRows][kTileVecs];
       clear<kRows>(acc);
-      multiply_tile<kRows>(rows + i, b, steps, acc);
+      multiply_tile<kRows, kAhead>(rows + i, b, steps, acc, ahead);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
         for (int v = 0; v < kTileVecs; ++v) V::store(out + int64_t{i + r} * stride + j + v * kLanes, acc[r][v]);
       }
     });
@@ -244,11 +273,12 @@ void score_relu(const uint32_t* a, int num_rows, int steps, const uint32_t* b, i
                 float* scratch, float* out) {
   const int stride = (num_keys + kPanel - 1) / kPanel * kPanel;
   std::memset(out, 0, sizeof(float) * stride);
+  Ahead nothing;
   for (int begin = 0; begin < num_rows; begin += kMsaBatchRows) {
     const int count = num_rows - begin < kMsaBatchRows ? num_rows - begin : kMsaBatchRows;
     const uint32_t* rows[kMsaBatchRows];
     for (int i = 0; i < count; ++i) rows[i] = a + int64_t{begin + i} * steps;
-    multiply_keys(rows, count, steps, b, num_keys, scratch, stride);
+    multiply_keys<false>(rows, count, steps, b, num_keys, scratch, stride, nothing);
     for (int j = 0; j < stride; j += kLanes) {
       V::Vec sum = V::load(out + j);
       for (int i = 0; i < count; ++i) {
@@ -356,7 +386,8 @@ inline float softmax_row(const MsaAttendTile& t, int i, int padded_keys, float* 
   return keep[0];
 }
 
-void attend_rows(const MsaAttendTile& t) {
+template <bool kAhead>
+void attend_tile(const MsaAttendTile& t) {
   const int steps = num_steps(t.dim), dim_padded = (t.dim + kPanel - 1) / kPanel * kPanel;
   const int padded_keys = (t.num_keys + kPanel - 1) / kPanel * kPanel;
   constexpr int kStride = kMsaTileKeys;
@@ -365,7 +396,9 @@ void attend_rows(const MsaAttendTile& t) {
   // 1. scores = q . k
   const uint32_t* rows[kMsaBatchRows];
   for (int i = 0; i < t.num_rows; ++i) rows[i] = t.q + int64_t{t.row_ids[i]} * steps;
-  multiply_keys(rows, t.num_rows, steps, t.keys, t.num_keys, t.scores, kStride);
+  const int num_row_tiles = (t.num_rows + kTileRows - 1) / kTileRows;
+  Ahead ahead{t.ahead_keys, t.ahead_bytes / (int64_t{padded_keys / kPanel} * num_row_tiles * steps) + 1};
+  multiply_keys<kAhead>(rows, t.num_rows, steps, t.keys, t.num_keys, t.scores, kStride, ahead);
 
   // 2. weights
   float keep[kMsaBatchRows];
@@ -377,6 +410,7 @@ void attend_rows(const MsaAttendTile& t) {
 
   // 3. o = keep * o + weights . v
   const int used_steps = num_steps(t.num_keys), packed_steps = num_steps(t.packed_keys);
+  ahead = {t.ahead_values, t.ahead_bytes / (int64_t{dim_padded / kPanel} * num_row_tiles * used_steps) + 1};
   for (int c = 0; c < dim_padded; c += kPanel) {
     const uint32_t* panel = t.values + int64_t{c / kPanel} * packed_steps * kPanel;
     for_row_tiles(t.num_rows, [&]<int kRows>(int i) {
@@ -386,11 +420,19 @@ void attend_rows(const MsaAttendTile& t) {
         out[r] = t.o + int64_t{t.row_ids[i + r]} * dim_padded + c;
         for (int v = 0; v < kTileVecs; ++v) acc[r][v] = V::mul(V::load(out[r] + v * kLanes), V::set1(keep[i + r]));
       }
-      multiply_tile<kRows>(rows + i, panel, used_steps, acc);
+      multiply_tile<kRows, kAhead>(rows + i, panel, used_steps, acc, ahead);
       for (int r = 0; r < kRows; ++r) {
         for (int v = 0; v < kTileVecs; ++v) V::store(out[r] + v * kLanes, acc[r][v]);
       }
     });
+  }
+}
+
+void attend_rows(const MsaAttendTile& t) {
+  if (t.ahead_keys != nullptr) {
+    attend_tile<true>(t);
+  } else {
+    attend_tile<false>(t);
   }
 }
 

@@ -45,6 +45,7 @@ Lists take_lists(MsaCarver& carver, int64_t rows, int topk) {
 struct Scratch {
   uint32_t* rows;       // [rows, X] words
   uint32_t* keys;       // a packed tile
+  float* lanes;         // [rows, lanes of a vector] maxima on the way
   float* best;          // [rows] block maxima
   int32_t* last;        // [rows] visible keys of the tile
   Lists lists;
@@ -55,6 +56,7 @@ Scratch take_scratch(MsaCarver& carver, const MsaGeometry& g) {
   Scratch s;
   s.rows = carver.take<uint32_t>(rows * g.index_dim);
   s.keys = carver.take<uint32_t>(int64_t{kMsaTileKeys + kMsaMaxPanel} * g.index_dim);
+  s.lanes = carver.take<float>(rows * kMsaMaxLanes);
   s.best = carver.take<float>(rows);
   s.last = carver.take<int32_t>(rows);
   s.lists = take_lists(carver, rows, g.topk);
@@ -142,21 +144,25 @@ class Chunk {
   // best[..] = maxima of block b for the queries from `first` on.
   void score_block(int64_t b, int first) const {
     const int num_rows = (item_.q_end - first) * g_.groups;
-    const int tile = num_rows <= kFewRows ? std::max(kernels_.panel, 32) : kMsaTileKeys;
-    const int64_t begin = b * g_.block;
-    const int64_t end = std::min<int64_t>(begin + g_.block, batch_.k_len(item_.seq));
+    const bool few = num_rows <= kFewRows;
+    const int tile = few ? std::max(kernels_.panel, 32) : kMsaTileKeys;
+    const int64_t begin = b * g_.block, num_keys = batch_.k_len(item_.seq);
+    const int64_t end = std::min<int64_t>(begin + g_.block, num_keys);
     const bool masked = g_.local == 0 && position(first) < end - 1;  // it is the own block of some rows
     std::fill_n(s_.best, num_rows, -kInf);
-    const void* rows[kMsaTileKeys];
+    const void *rows[kMsaTileKeys], *ahead[kMsaTileKeys];
     for (int64_t j = begin; j < end; j += tile) {
       const int count = static_cast<int>(std::min<int64_t>(tile, end - j));
+      // Few rows are bound by memory: the next tile, of this block or the next one, is fetched meanwhile.
+      const bool look_ahead = few && j + 2 * count <= num_keys;
       keys_.rows(item_.seq, j, count, 0, rows);
-      kernels_.pack_keys(rows, count, g_.index_dim, keys_.dtype(), s_.keys);
+      if (look_ahead) keys_.rows(item_.seq, j + count, count, 0, ahead);
+      kernels_.pack_keys(rows, count, g_.index_dim, keys_.dtype(), s_.keys, look_ahead ? ahead : nullptr);
       for (int i = 0; masked && i < num_rows; ++i) {
         s_.last[i] = static_cast<int32_t>(std::clamp<int64_t>(position(first + i / g_.groups) + 1 - j, 0, count));
       }
       kernels_.score_max(s_.rows + int64_t{first - item_.q_begin} * g_.groups * steps_, num_rows, steps_, s_.keys, count,
-                         masked ? s_.last : nullptr, s_.best);
+                         masked ? s_.last : nullptr, s_.lanes, s_.best);
     }
   }
 
