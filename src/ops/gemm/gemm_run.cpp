@@ -31,37 +31,47 @@ void cut_rows(const GemmProblem& p, std::vector<Piece>& pieces) {
   for (int64_t n = 0; n < p.n; n += step) pieces.push_back({&p, true, 0, p.m, n, std::min(p.n, n + step)});
 }
 
-// Columns first: neighbours share rows of x. `block_m` may be smaller than kGemmBlockM to feed every thread.
-void cut_blocks(const GemmProblem& p, int64_t block_m, std::vector<Piece>& pieces) {
-  for (int64_t m = 0; m < p.m; m += block_m) {
-    for (int64_t n = 0; n < p.n; n += kGemmBlockN) {
-      pieces.push_back({&p, false, m, std::min(p.m, m + block_m), n, std::min(p.n, n + kGemmBlockN)});
+struct BlockSize {
+  int64_t m = kGemmBlockM, n = kGemmBlockN;
+};
+
+int64_t pieces_of(int64_t size, int64_t step) { return (size + step - 1) / step; }
+
+// The largest blocks that still give every thread about four pieces.
+BlockSize choose_block(std::span<const GemmProblem> problems) {
+  const auto count = [&](const BlockSize& block) {
+    int64_t pieces = 0;
+    for (const GemmProblem& p : problems) {
+      if (!has_few_rows(p)) pieces += pieces_of(p.m, block.m) * pieces_of(p.n, block.n);
     }
-  }
+    return pieces;
+  };
+  BlockSize block;
+  while (block.n > 128 && count(block) < 4 * num_threads()) block.n /= 2;
+  if (count(block) < 4 * num_threads()) block.m /= 3;
+  return block;
 }
 
-int64_t choose_block_m(std::span<const GemmProblem> problems) {
-  int64_t columns = 0, max_m = 0;
-  for (const GemmProblem& p : problems) {
-    columns += has_few_rows(p) ? 0 : (p.n + kGemmBlockN - 1) / kGemmBlockN;
-    max_m = std::max(max_m, p.m);
+// Columns first: neighbours share rows of x.
+void cut_blocks(const GemmProblem& p, const BlockSize& block, std::vector<Piece>& pieces) {
+  for (int64_t m = 0; m < p.m; m += block.m) {
+    for (int64_t n = 0; n < p.n; n += block.n) {
+      pieces.push_back({&p, false, m, std::min(p.m, m + block.m), n, std::min(p.n, n + block.n)});
+    }
   }
-  int64_t block_m = kGemmBlockM;
-  while (block_m > 48 && columns * ((max_m + block_m - 1) / block_m) < 4 * num_threads()) block_m /= 2;
-  return block_m;
 }
 
 }  // namespace
 
 void gemm_run(std::span<const GemmProblem> problems) {
-  const int64_t block_m = choose_block_m(problems);
+  const BlockSize block = choose_block(problems);
   std::vector<Piece> pieces;
   for (const GemmProblem& p : problems) {
     if (p.m == 0 || p.n == 0) continue;
     if (has_few_rows(p)) {
       cut_rows(p, pieces);
     } else {
-      cut_blocks(p, block_m, pieces);
+      cut_blocks(p, block, pieces);
     }
   }
   parallel_for_dynamic(static_cast<int64_t>(pieces.size()), [&](int64_t i) {

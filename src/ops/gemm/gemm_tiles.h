@@ -4,8 +4,9 @@
 //   panel[step][row][lane]        a step is D::kStep consecutive k
 // which widens them, pads k with zeros, and makes the inner loop read two plain streams.
 //
-//   block   W block [128, 512] packed into L2 (256 KB as f32), x block [48, 512] beside it (96 KB); each panel
-//           of 4 weight rows (8 KB) stays in L1 while all x tiles pass.
+//   block   x block [144, 512] packed into L2 (288 KB as f32); two panels of weight rows at a time (16 KB) in L1,
+//           against which all x tiles pass. Packing costs about 5 cycles a vector into L2 and 2 into L1, so x, which
+//           goes to L2, is the side that is packed once for up to 512 columns.
 //   rows    few rows of x, resident in L1; weights stream from memory through registers, nothing is packed.
 #pragma once
 #include <cstring>
@@ -129,7 +130,7 @@ void pack_transposed(const void* base, int64_t cols, const int32_t* rows, int64_
 template <class D>
 void pack_a(const GemmProblem& p, int64_t m0, int count, int64_t k0, int64_t kc, int64_t kp,
             typename D::Elem* panels) {
-  Slot<D> slots[kGemmBlockX];
+  Slot<D> slots[kGemmBlockM];
   for (int i = 0; i < count; ++i) slots[i] = slot_of<D>(panels, i, count, D::kMr, kp);
   const bool is_f32 = p.a_type == GemmType::kF32;
   if (p.a_transposed) {
@@ -150,11 +151,15 @@ void pack_a(const GemmProblem& p, int64_t m0, int count, int64_t k0, int64_t kc,
   }
 }
 
+// Columns of c whose weights are packed at a time: two panels, or as many as one transposition gives.
+template <class D>
+constexpr int kPanelCols = D::kTranspose > 8 ? D::kTranspose : 8;
+
 // Rows n0 .. n0 + count of b into panels of 4; the last panel is filled up with zero rows.
 template <class D>
 void pack_b(const GemmProblem& p, int64_t n0, int count, int64_t k0, int64_t kc, int64_t kp,
             typename D::Elem* panels) {
-  Slot<D> slots[kGemmBlockN];
+  Slot<D> slots[kPanelCols<D>];
   const int full = (count + 3) / 4 * 4;
   for (int i = 0; i < full; ++i) slots[i] = slot_of<D>(panels, i, full, 4, kp);
   for (int i = count; i < full; ++i) pack_zeros<D>(slots[i], kp);
@@ -266,24 +271,23 @@ constexpr int64_t padded(int64_t kc) { return (kc + D::kStep - 1) / D::kStep * D
 template <class D>
 void gemm_block(const GemmProblem& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   using Elem = typename D::Elem;
-  alignas(64) Elem w_panels[kGemmBlockN * kGemmBlockK];
-  alignas(64) Elem x_panels[kGemmBlockX * kGemmBlockK];
+  alignas(64) Elem w_panels[kPanelCols<D> * kGemmBlockK];
+  alignas(64) Elem x_panels[kGemmBlockM * kGemmBlockK];
   alignas(64) float acc[kGemmBlockM * kGemmBlockN];
   const int rows = static_cast<int>(m1 - m0), cols = static_cast<int>(n1 - n0);
   for (int i = 0; i < rows; ++i) std::memset(acc + i * kGemmBlockN, 0, (cols + 3) / 4 * 16);
   for (int64_t k0 = 0; k0 < p.k; k0 += kGemmBlockK) {
     const int kc = static_cast<int>(p.k - k0 < kGemmBlockK ? p.k - k0 : kGemmBlockK);
     const int kp = static_cast<int>(padded<D>(kc));
-    pack_b<D>(p, n0, cols, k0, kc, kp, w_panels);
-    for (int x0 = 0; x0 < rows; x0 += kGemmBlockX) {
-      const int x_rows = rows - x0 < kGemmBlockX ? rows - x0 : kGemmBlockX;
-      pack_a<D>(p, m0 + x0, x_rows, k0, kc, kp, x_panels);
-      for (int j = 0; j < cols; j += 4) {
-        const PanelB<D> b{w_panels + j * kp};
-        for (int i = 0; i < x_rows; i += D::kMr) {
-          const int tile_rows = x_rows - i < D::kMr ? x_rows - i : D::kMr;
-          micro_tile_any<D>(tile_rows, PanelA<D>{x_panels + i * kp}, b, kp / D::kStep, acc + (x0 + i) * kGemmBlockN + j,
-                            kGemmBlockN);
+    pack_a<D>(p, m0, rows, k0, kc, kp, x_panels);
+    for (int j0 = 0; j0 < cols; j0 += kPanelCols<D>) {
+      const int panel_cols = cols - j0 < kPanelCols<D> ? cols - j0 : kPanelCols<D>;
+      pack_b<D>(p, n0 + j0, panel_cols, k0, kc, kp, w_panels);
+      for (int i = 0; i < rows; i += D::kMr) {
+        const int tile_rows = rows - i < D::kMr ? rows - i : D::kMr;
+        for (int j = 0; j < panel_cols; j += 4) {
+          micro_tile_any<D>(tile_rows, PanelA<D>{x_panels + i * kp}, PanelB<D>{w_panels + j * kp}, kp / D::kStep,
+                            acc + i * kGemmBlockN + j0 + j, kGemmBlockN);
         }
       }
     }
