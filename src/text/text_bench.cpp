@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "text/grammar.h"
 #include "text/output_parser.h"
 #include "text/tokenizer.h"
 
@@ -79,6 +80,54 @@ void BM_parse_output(benchmark::State& state) {
   set_bytes(state, text().size());
 }
 BENCHMARK(BM_parse_output)->Unit(benchmark::kMillisecond);
+
+std::shared_ptr<const TokenTrie> trie() {
+  static const auto shared = std::make_shared<const TokenTrie>(tokenizer());
+  return shared;
+}
+
+const JsonValue& person_schema() {
+  static const JsonValue schema = JsonValue::parse(
+      R"({"type":"object","properties":{"name":{"type":"string"},"age":{"type":"integer","minimum":0,"maximum":150},
+          "tags":{"type":"array","items":{"type":"string"}},"kind":{"enum":["a","b","c"]},"note":{"type":"string","maxLength":200}},
+          "required":["name","age","tags","kind"]})",
+      "schema");
+  return schema;
+}
+
+void BM_grammar_compile(benchmark::State& state) {
+  trie();
+  for (auto _ : state) benchmark::DoNotOptimize(Grammar::json_schema(trie(), person_schema()));
+}
+BENCHMARK(BM_grammar_compile)->Unit(benchmark::kMillisecond);
+
+// Accepting an answer token by token with a mask before each step: the first answer of a grammar, and
+// a later one, for which the masks of its states are known.
+void follow(const std::shared_ptr<const Grammar>& grammar, const std::vector<int32_t>& ids, benchmark::State& state) {
+  GrammarState position(grammar);
+  for (int32_t id : ids) {
+    benchmark::DoNotOptimize(&position.mask());
+    if (!position.accept(id)) state.SkipWithError("the answer is not allowed");
+  }
+}
+
+void BM_grammar_masks(benchmark::State& state) {
+  const bool first = state.range(0) == 1;
+  const auto ids = tokenizer().encode(
+      R"({"name": "Ada Lovelace, Countess", "age": 36, "tags": ["mathematics", "computing machines"], "kind": "b", "note": "The Analytical Engine weaves algebraical patterns."})");
+  const auto grammar = Grammar::json_schema(trie(), person_schema());
+  if (!first) follow(grammar, ids, state);
+  for (auto _ : state) {
+    if (first) {
+      follow(Grammar::json_schema(trie(), person_schema()), ids, state);
+    } else {
+      follow(grammar, ids, state);
+    }
+  }
+  state.counters["us_per_token"] = benchmark::Counter(static_cast<double>(ids.size()) * 1e-6,
+                                                      benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+BENCHMARK(BM_grammar_masks)->ArgName("first")->Arg(1)->Arg(0)->Unit(benchmark::kMicrosecond);
 
 }  // namespace
 }  // namespace m3

@@ -1,6 +1,5 @@
 #include "text/utf8.h"
 
-#include <cstdint>
 #include <cstring>
 
 namespace m3 {
@@ -48,6 +47,33 @@ size_t utf8_find_invalid(std::string_view text) {
     at += step.length;
   }
   return std::string_view::npos;
+}
+
+uint32_t read_utf8(std::string_view text) {
+  const size_t length = utf8_step(text).length;
+  uint32_t character = static_cast<unsigned char>(text[0]);
+  if (length > 1) character &= 0xFFu >> (length + 1);
+  for (size_t i = 1; i < length; ++i) character = character << 6 | (static_cast<unsigned char>(text[i]) & 0x3F);
+  return character;
+}
+
+void append_utf8(uint32_t character, std::string& out) {
+  const auto add = [&](uint32_t byte) { out += static_cast<char>(byte); };
+  if (character < 0x80) {
+    add(character);
+  } else if (character < 0x800) {
+    add(0xC0 | character >> 6);
+    add(0x80 | (character & 0x3F));
+  } else if (character < 0x10000) {
+    add(0xE0 | character >> 12);
+    add(0x80 | (character >> 6 & 0x3F));
+    add(0x80 | (character & 0x3F));
+  } else {
+    add(0xF0 | character >> 18);
+    add(0x80 | (character >> 12 & 0x3F));
+    add(0x80 | (character >> 6 & 0x3F));
+    add(0x80 | (character & 0x3F));
+  }
 }
 
 }  // namespace m3
