@@ -8,6 +8,7 @@
 #include "base/threads.h"
 #include "ops/common/checks.h"
 #include "ops/common/values.h"
+#include "ops/gemm/gemm_onednn.h"
 #include "ops/gemm/gemm_problem.h"
 
 namespace m3 {
@@ -40,6 +41,18 @@ void set_result(GemmProblem& p, const char* name, const Tensor& y, int64_t rows,
   p.accumulate = options.accumulate;
   M3_CHECK(!options.accumulate || p.c_type == GemmType::kF32, "{} must be f32 to accumulate, got {}", name,
            dtype_name(y.dtype()));
+}
+
+void run(std::span<const GemmProblem> problems, const GemmOptions& options) {
+  if (options.batch_invariant) {
+    gemm_run(problems);
+    return;
+  }
+  std::vector<GemmProblem> rest;
+  for (const GemmProblem& p : problems) {
+    if (!onednn_gemm(p)) rest.push_back(p);
+  }
+  gemm_run(rest);
 }
 
 // db[n] (+)= Σ_m dy[m, n], in fp32 with m ascending.
@@ -87,13 +100,13 @@ void gemm_shared_input(const Tensor& x_MK, std::span<const GemmOutput> outputs, 
   for (const GemmOutput& out : outputs) {
     problems.push_back(gemm_problem(x_MK, nullptr, out.w_NK, out.bias_N, out.y_MN, options));
   }
-  gemm_run(problems);
+  run(problems, options);
 }
 
 void gemm(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, const Tensor& y_MN, const GemmOptions& options,
           Arena&, Stream) {
   const GemmProblem problem = gemm_problem(x_MK, nullptr, w_NK, bias_N, y_MN, options);
-  gemm_run({&problem, 1});
+  run({&problem, 1}, options);
 }
 
 void gemm_backward_x(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_MK, const GemmOptions& options,
@@ -111,7 +124,7 @@ void gemm_backward_x(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_M
   p.n = w_NK.num_in();
   p.k = w_NK.num_out();
   set_result(p, "dx_MK", dx_MK, p.m, p.n, options);
-  gemm_run({&p, 1});
+  run({&p, 1}, options);
 }
 
 void gemm_backward_w(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK, const Tensor& db_N,
@@ -130,7 +143,7 @@ void gemm_backward_w(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_N
   p.n = x_MK.dim(1);
   p.k = dy_MN.dim(0);
   set_result(p, "dW_NK", dw_NK, p.m, p.n, options);
-  gemm_run({&p, 1});
+  run({&p, 1}, options);
   if (!db_N.defined()) return;
   check_shape("db_N", db_N, {p.m});
   column_sums(dy_MN, db_N, options.accumulate);

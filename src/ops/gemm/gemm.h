@@ -11,9 +11,10 @@
 // multiplied in fp32; if x is bf16, W is bf16 or e4m3 and the CPU has AVX-512 BF16, products of bf16 pairs
 // are summed in fp32 by that instruction. y is rounded once, after the bias.
 // Aliasing: y must not overlap x or W. M, N or K may be 0 (K = 0 gives the bias, or 0).
-// Determinism: always the same bits for the same operands, whatever the number of threads.
+// Determinism: the same operands give the same bits, whatever the number of threads.
 // Batch invariance (GemmOptions): row m of y depends on row m of x only, bit for bit: not on M, not on the other rows.
-//   The kernels of this folder have it (one fixed order of the sum over K); oneDNN, the alternative for large M, has not.
+//   Our kernels have both: one fixed order of the sum over K on each instruction set. Without batch_invariant, oneDNN
+//   takes the products it is good at (gemm_onednn.h); its bits may change with M and with the number of threads.
 #pragma once
 #include <span>
 
@@ -38,7 +39,7 @@ struct Weight {
 };
 
 struct GemmOptions {
-  bool batch_invariant = true;  // false: oneDNN may be used where it is faster
+  bool batch_invariant = true;  // false: oneDNN may be used (training that need not be repeated to the bit)
   bool accumulate = false;      // y += x Wᵀ; y must be f32
 };
 

@@ -43,5 +43,22 @@ BENCHMARK(gemm_bf16_weights)
     ->ArgsProduct({{1, 2, 4, 8, 16, 64}, {4096}, {1024}})
     ->UseRealTime();
 
+// Args: M, N, K, batch_invariant. f32 weights, as oneDNN (0) takes them, against our kernels (1).
+void gemm_f32_weights(benchmark::State& state) {
+  const int64_t m = state.range(0), n = state.range(1), k = state.range(2);
+  std::vector<float> x = normals(m * k), w = normals(n * k), y(m * n);
+  Arena scratch("bench", 1 << 20);
+  for (auto _ : state) {
+    gemm(Tensor(x.data(), DType::kF32, {m, k}), Tensor(w.data(), DType::kF32, {n, k}), {},
+         Tensor(y.data(), DType::kF32, {m, n}), {.batch_invariant = state.range(3) != 0}, scratch);
+  }
+  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * m * n * k, benchmark::Counter::kIsIterationInvariantRate);
+}
+BENCHMARK(gemm_f32_weights)
+    ->ArgsProduct({{512}, {1024}, {1024}, {0, 1}})
+    ->ArgsProduct({{128}, {512}, {1024}, {0, 1}})
+    ->ArgsProduct({{2048}, {2048}, {2048}, {0, 1}})
+    ->UseRealTime();
+
 }  // namespace
 }  // namespace m3

@@ -207,6 +207,28 @@ TEST(Gemm, backward_equals_the_reference) {
   });
 }
 
+// Whether oneDNN is built in or not, the option gives the same values.
+TEST(Gemm, without_batch_invariance_the_values_are_as_good) {
+  for_each_isa([] {
+    const int64_t M = 129, N = 70, K = 100;
+    for (DType type : {kF32, kBF16}) {
+      const Host x = random(type, {M, K}, 1), w = random(type, {N, K}, 2), bias = random(kF32, {N}, 3), dy = random(type, {M, N}, 4);
+      const Host y = random(kF32, {M, N}, 5), dx(kF32, {M, K}), dw = random(kF32, {N, K}, 6), db(kF32, {N});
+      const Host y_want = testing::copy_as(DType::kF64, y), dx_want(DType::kF64, {M, K}), dw_want = testing::copy_as(DType::kF64, dw);
+      const Host db_want(DType::kF64, {N});
+      gemm(x, *w, bias, y, {.batch_invariant = false, .accumulate = true}, scratch());
+      gemm_ref(x, *w, bias, y_want, true);
+      EXPECT_TRUE(close(y, y_want, 2e-6));
+      gemm_backward_x(dy, *w, dx, {.batch_invariant = false}, scratch());
+      gemm_backward_x_ref(dy, *w, dx_want, false);
+      EXPECT_TRUE(close(dx, dx_want, 2e-6));
+      gemm_backward_w(dy, x, dw, db, {.batch_invariant = false, .accumulate = true}, scratch());
+      gemm_backward_w_ref(dy, x, dw_want, db_want, true);
+      EXPECT_TRUE(close(dw, dw_want, 2e-6));
+    }
+  });
+}
+
 TEST(Gemm, backward_of_the_reference_is_the_gradient_of_its_forward) {
   const Host x = random(DType::kF64, {3, 5}, 1), w = random(DType::kF64, {4, 5}, 2), bias = random(DType::kF64, {4}, 3);
   const Host dy = random(DType::kF64, {3, 4}, 4), y(DType::kF64, {3, 4});
