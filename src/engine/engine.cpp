@@ -136,7 +136,7 @@ void Engine::encode_media(Running& running) {
   const Clock::time_point start = Clock::now();
   const int64_t hidden = model_.config().text.hidden_size;
   const auto total = static_cast<int64_t>(running.placeholders.positions.size());
-  const DType dtype = model_.options().decoder.dtype;
+  const DType dtype = model_.activation_dtype();
   Arena encoded_arena("encoded media", total * hidden * dtype_bytes(dtype) + Arena::kAlignment);
   running.feature_arena = Arena("media features", total * hidden * dtype_bytes(dtype) + Arena::kAlignment);
   const Tensor encoded_FC = encoded_arena.alloc("features", dtype, {total, hidden});

@@ -148,19 +148,22 @@ AttentionActs alloc_attention_acts(const TextConfig& config, int64_t num_tokens,
                      ? arena.alloc("block ids", DType::kI32, {R, T, config.topk_blocks})
                      : arena.alloc("token ids", DType::kI32, {T, visible_budget(config)});
   }
-  if (keep == Keep::kNothing) {
+  if (keep == Keep::kNothing && dtype == DType::kF32) {
     acts.q_raw_THD = acts.q_THD;
     acts.k_raw_TRD = acts.k_TRD;
     acts.qi_raw_TRX = acts.qi_TRX;
     acts.ki_raw_TX = acts.ki_TX;
     return acts;
   }
-  acts.q_raw_THD = arena.alloc("q before norm", dtype, {T, H, D});
-  acts.k_raw_TRD = arena.alloc("k before norm", dtype, {T, R, D});
+  // f32, so that q and k are rounded once, after norm and RoPE (model.md §4.2).
+  const DType raw = keep == Keep::kNothing ? DType::kF32 : dtype;
+  acts.q_raw_THD = arena.alloc("q before norm", raw, {T, H, D});
+  acts.k_raw_TRD = arena.alloc("k before norm", raw, {T, R, D});
   if (index) {
-    acts.qi_raw_TRX = arena.alloc("index q before norm", dtype, {T, R, X});
-    acts.ki_raw_TX = arena.alloc("index k before norm", dtype, {T, X});
+    acts.qi_raw_TRX = arena.alloc("index q before norm", raw, {T, R, X});
+    acts.ki_raw_TX = arena.alloc("index k before norm", raw, {T, X});
   }
+  if (keep == Keep::kNothing) return acts;
   acts.lse_TH = arena.alloc("lse", DType::kF32, {T, H});
   return acts;
 }
@@ -176,8 +179,7 @@ namespace {
 
 void project(const AttentionWeights& w, bool index, const AttentionActs& acts, const GemmOptions& options,
              Arena& scratch, Stream stream) {
-  const int64_t T = acts.h_TC.dim(0);
-  auto flat = [T](const Tensor& t) { return t.reshape({T, T > 0 ? t.numel() / T : 0}); };
+  auto flat = [](const Tensor& t) { return t.reshape({t.dim(0), t.dim(1) * t.dim(2)}); };
   std::vector<GemmOutput> outputs = {
       {w.q, {}, flat(acts.q_raw_THD)}, {w.k, {}, flat(acts.k_raw_TRD)}, {w.v, {}, flat(acts.v_TRD)}};
   if (index) {

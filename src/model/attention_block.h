@@ -48,7 +48,8 @@ enum class Keep : uint8_t { kNothing, kForBackward };
 
 struct AttentionActs {
   Tensor h_TC;
-  // Projections before norm and RoPE: the same memory as the tensors below unless kept for the backward.
+  // Projections before norm and RoPE: the same memory as the tensors below where all are f32 and the backward does
+  // not need them.
   Tensor q_raw_THD, k_raw_TRD, qi_raw_TRX, ki_raw_TX;
   Tensor q_THD, k_TRD, v_TRD, qi_TRX, ki_TX;  // qi, ki absent in layers without index branch
   Tensor lists;                               // ids_RTK, or tokens_TK of kDsa; absent where neither is used

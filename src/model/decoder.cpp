@@ -3,10 +3,16 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/cpu_features.h"
 #include "ops/embed/embed.h"
 #include "ops/rmsnorm/rmsnorm.h"
 
 namespace m3 {
+
+DType DecoderOptions::activation_dtype() const {
+  if (activations) return *activations;
+  return cpu_isa() == CpuIsa::kAvx512Bf16 ? dtype : DType::kF32;
+}
 
 namespace {
 
@@ -25,11 +31,11 @@ StepTensors alloc_step(const TextConfig& config, const DecoderOptions& options, 
   StepTensors t;
   t.x_TC = arena.alloc("residual", DType::kF32, {num_tokens, config.hidden_size});
   const bool any_sparse = config.num_sparse_layers() > 0, any_moe = config.num_moe_layers() > 0;
-  t.sparse = alloc_attention_acts(config, num_tokens, options.dtype, options.attention, any_sparse, Keep::kNothing,
-                                  arena);
+  t.sparse = alloc_attention_acts(config, num_tokens, options.activation_dtype(), options.attention, any_sparse,
+                                  Keep::kNothing, arena);
   t.full = t.sparse;
   t.full.qi_raw_TRX = t.full.ki_raw_TX = t.full.qi_TRX = t.full.ki_TX = t.full.lists = Tensor();
-  t.moe = alloc_ffn_acts(config, num_tokens, options.dtype, any_moe, arena);
+  t.moe = alloc_ffn_acts(config, num_tokens, options.activation_dtype(), any_moe, arena);
   t.dense = t.moe;
   t.dense.scores_TE = t.dense.expert_ids_TK = t.dense.expert_weights_TK = Tensor();
   return t;
@@ -42,7 +48,7 @@ struct HeadTensors {
 HeadTensors alloc_head(const TextConfig& config, const DecoderOptions& options, int64_t num_rows, Arena& arena) {
   HeadTensors t;
   t.x_LC = arena.alloc("rows of the head", DType::kF32, {num_rows, config.hidden_size});
-  t.h_LC = arena.alloc("head input", options.dtype, {num_rows, config.hidden_size});
+  t.h_LC = arena.alloc("head input", options.activation_dtype(), {num_rows, config.hidden_size});
   t.logits_LV = arena.alloc("logits", DType::kF32, {num_rows, config.vocab_size});
   return t;
 }
@@ -99,7 +105,7 @@ Tensor decoder_step(const TextConfig& config, const TextWeights& weights, const 
                       attention, t.x_TC, arena, stream);
     ffn_forward(config, weights.layers[layer].ffn, ffn, t.x_TC, arena, stream);
     if (trace != nullptr && trace->after_layer) {
-      trace->after_layer({layer, t.x_TC, attention.lists, ffn.expert_ids_TK});
+      trace->after_layer({layer, t.x_TC, attention.lists, ffn.expert_ids_TK, ffn.scores_TE});
     }
   }
   gather_rows(view(input.logit_rows), t.x_TC, head.x_LC, stream);
@@ -110,15 +116,15 @@ Tensor decoder_step(const TextConfig& config, const TextWeights& weights, const 
 
 namespace {
 
-// Bytes of a step whose new tokens are spread evenly over num_seqs sequences of full length.
+// Bytes of a step of num_seqs sequences of full length: `each` new tokens in all but the last, which takes the rest.
 int64_t bytes_of_shape(const TextConfig& config, const DecoderOptions& options, const StepSizes& sizes,
-                       int64_t num_seqs) {
-  const int64_t num_tokens = num_seqs > 1 ? std::min(sizes.max_tokens, num_seqs) : sizes.max_tokens;
-  num_seqs = std::min(num_seqs, num_tokens);
+                       int64_t num_seqs, int64_t each) {
+  const int64_t num_tokens = sizes.max_tokens;
   const int64_t length = std::max(sizes.max_sequence_tokens, num_tokens);
   const int64_t max_pages = (length + config.block_size - 1) / config.block_size;
   std::vector<int32_t> cu_q, seq_lens(num_seqs, static_cast<int32_t>(length)), pages(num_seqs * max_pages, 0);
-  for (int64_t n = 0; n <= num_seqs; ++n) cu_q.push_back(static_cast<int32_t>(n * num_tokens / num_seqs));
+  for (int64_t n = 0; n < num_seqs; ++n) cu_q.push_back(static_cast<int32_t>(n * each));
+  cu_q.push_back(static_cast<int32_t>(num_tokens));
   const std::vector<int32_t> ids(num_tokens, 0);
   StepInput input;
   input.ids_T = ids;
@@ -139,8 +145,11 @@ int64_t bytes_of_shape(const TextConfig& config, const DecoderOptions& options, 
 }  // namespace
 
 int64_t decoder_step_bytes(const TextConfig& config, const DecoderOptions& options, const StepSizes& sizes) {
-  return std::max(bytes_of_shape(config, options, sizes, 1),
-                  bytes_of_shape(config, options, sizes, sizes.max_sequences));
+  // Workspaces are largest where as many rows as possible take the decode path of attention, or none.
+  const int64_t num_seqs = std::min(sizes.max_sequences, sizes.max_tokens);
+  const int64_t each = std::min<int64_t>(kDecodeQueries, sizes.max_tokens / num_seqs);
+  return std::max({bytes_of_shape(config, options, sizes, 1, 0), bytes_of_shape(config, options, sizes, num_seqs, each),
+                   bytes_of_shape(config, options, sizes, num_seqs, 1)});
 }
 
 }  // namespace m3

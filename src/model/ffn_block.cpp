@@ -13,6 +13,9 @@ FfnActs alloc_ffn_acts(const TextConfig& config, int64_t num_tokens, DType dtype
   acts.h_TC = arena.alloc("ffn input", dtype, {num_tokens, config.hidden_size});
   acts.y_TC = arena.alloc("ffn output", DType::kF32, {num_tokens, config.hidden_size});
   if (moe) {
+    acts.router_h_TC = dtype == DType::kF32
+                           ? acts.h_TC
+                           : arena.alloc("router input", DType::kF32, {num_tokens, config.hidden_size});
     acts.scores_TE = arena.alloc("router scores", DType::kF32, {num_tokens, config.num_experts});
     acts.expert_ids_TK = arena.alloc("expert ids", DType::kI32, {num_tokens, config.num_experts_per_token});
     acts.expert_weights_TK = arena.alloc("expert weights", DType::kF32, {num_tokens, config.num_experts_per_token});
@@ -36,17 +39,21 @@ int64_t ffn_scratch_bytes(const TextConfig& config, int64_t num_tokens) {
 
 void ffn_forward(const TextConfig& config, const FfnWeights& weights, const FfnActs& acts, const Tensor& x_TC,
                  Arena& scratch, Stream stream) {
-  rmsnorm(x_TC, weights.norm_C, acts.h_TC, config.rms_norm_eps, stream);
   MoeExperts experts;
   experts.swiglu = {config.swiglu_alpha, config.swiglu_limit, config.swiglu_beta};
   experts.shared = &weights.shared;
   if (weights.router_EC.defined()) {
     experts.routed = weights.routed;
     experts.routed_scale = config.routed_scaling_factor;
-    moe_router(acts.h_TC, weights.router_EC, weights.router_bias_E, acts.scores_TE, acts.expert_ids_TK,
+    // A router that sees rounded activations flips more experts: two bf16 roundings apart are about as much as
+    // the gap between the last expert chosen and the next at one token in a hundred.
+    rmsnorm(x_TC, weights.norm_C, acts.router_h_TC, config.rms_norm_eps, stream);
+    if (acts.h_TC.dtype() != DType::kF32) cast(acts.router_h_TC, acts.h_TC, stream);
+    moe_router(acts.router_h_TC, weights.router_EC, weights.router_bias_E, acts.scores_TE, acts.expert_ids_TK,
                acts.expert_weights_TK, scratch, stream);
     moe_experts(acts.h_TC, acts.expert_ids_TK, acts.expert_weights_TK, experts, acts.y_TC, scratch, stream);
   } else {
+    rmsnorm(x_TC, weights.norm_C, acts.h_TC, config.rms_norm_eps, stream);
     moe_experts(acts.h_TC, {}, {}, experts, acts.y_TC, scratch, stream);
   }
   add(x_TC, acts.y_TC, x_TC, stream);

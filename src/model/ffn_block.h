@@ -10,7 +10,8 @@
 namespace m3 {
 
 struct FfnActs {
-  Tensor h_TC;
+  Tensor h_TC;                                          // normed input
+  Tensor router_h_TC;                                   // MoE: the same in f32 (model.md §6)
   Tensor y_TC;                                          // f32, added to x
   Tensor scores_TE, expert_ids_TK, expert_weights_TK;   // MoE only
 };

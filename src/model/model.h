@@ -31,11 +31,13 @@ class Model {
 
   KvCache make_cache(int64_t num_pages) const;
 
+  DType activation_dtype() const { return options_.decoder.activation_dtype(); }
+
   // One step over a batch (decoder.h). The logits are valid until the next call.
   Tensor step(const StepInput& input, const KvCache& cache, const StepTrace* trace = nullptr);
 
   // Rows of the vision tower: patches [t*h*w, P] f32 of one picture or clip -> features [tokens, C] in
-  // the model's arithmetic. A clip runs in passes of whole segments. `tower` sees each pass.
+  // activation_dtype(). A clip runs in passes of whole segments. `tower` sees each pass.
   void encode_media(const VisionGrid& grid, const Tensor& patches_NP, const Tensor& features_MC,
                     const std::function<void(const Tensor& x_NW)>& tower = {});
   int64_t num_features(const VisionGrid& grid) const;

@@ -28,9 +28,16 @@ std::vector<int32_t> random_ids(uint64_t seed, int64_t count) {
   return ids;
 }
 
-ModelOptions options_for(int64_t max_tokens, DType dtype, AttentionMode mode = AttentionMode::kMsa) {
+struct Arithmetic {
+  const char* name;
+  DType dtype, activations;
+};
+constexpr Arithmetic kF32 = {"f32", DType::kF32, DType::kF32};
+
+ModelOptions options_for(int64_t max_tokens, const Arithmetic& arithmetic, AttentionMode mode = AttentionMode::kMsa) {
   ModelOptions options;
-  options.decoder.dtype = dtype;
+  options.decoder.dtype = arithmetic.dtype;
+  options.decoder.activations = arithmetic.activations;
   options.decoder.attention = mode;
   options.step = {max_tokens, 8, max_tokens, 512};
   return options;
@@ -74,16 +81,18 @@ void expect_close(const Rows& got, const Rows& want, double tolerance, const std
   }
 }
 
-class BothTypes : public testing::TestWithParam<DType> {
+class EveryArithmetic : public testing::TestWithParam<Arithmetic> {
  protected:
   // bf16 rounds activations; rows of the decode path and of the prefill path sum in different orders, and a near-tied
   // expert or block may flip (tests/golden/README.md allows a row 5e-2 against the reference).
-  double tolerance() const { return GetParam() == DType::kF32 ? 2e-5 : 5e-2; }
+  double tolerance() const { return GetParam().dtype == DType::kF32 ? 2e-5 : 5e-2; }
 };
-INSTANTIATE_TEST_SUITE_P(Types, BothTypes, testing::Values(DType::kF32, DType::kBF16),
-                         [](const auto& info) { return dtype_name(info.param); });
+INSTANTIATE_TEST_SUITE_P(Model, EveryArithmetic,
+                         testing::Values(kF32, Arithmetic{"bf16_cache", DType::kBF16, DType::kF32},
+                                         Arithmetic{"bf16", DType::kBF16, DType::kBF16}),
+                         [](const auto& info) { return info.param.name; });
 
-TEST_P(BothTypes, tokens_in_pieces_of_any_size_equal_one_piece) {
+TEST_P(EveryArithmetic, tokens_in_pieces_of_any_size_equal_one_piece) {
   const auto ids = random_ids(1, kTopk * kBlock * 2 + 3);
   Model model(tiny(), options_for(ids.size(), GetParam()));
   const Rows whole = logits_in_pieces(model, ids, ids.size());
@@ -130,7 +139,7 @@ Batch three_sequences() {
   return batch;
 }
 
-TEST_P(BothTypes, a_sequence_is_not_changed_by_its_neighbours_bit_for_bit) {
+TEST_P(EveryArithmetic, a_sequence_is_not_changed_by_its_neighbours_bit_for_bit) {
   Model model(tiny(), options_for(256, GetParam()));
   const KvCache cache = model.make_cache(16);
   const Batch batch = three_sequences();
@@ -151,7 +160,7 @@ TEST_P(BothTypes, a_sequence_is_not_changed_by_its_neighbours_bit_for_bit) {
   EXPECT_EQ(together, alone);
 }
 
-TEST_P(BothTypes, the_physical_order_of_pages_changes_no_bit) {
+TEST_P(EveryArithmetic, the_physical_order_of_pages_changes_no_bit) {
   Model model(tiny(), options_for(256, GetParam()));
   Batch batch = three_sequences(), moved = three_sequences();
   moved.pages = {{0}, {15, 14, 13, 12, 11, 10, 9}, {1, 2}};
@@ -160,7 +169,7 @@ TEST_P(BothTypes, the_physical_order_of_pages_changes_no_bit) {
   EXPECT_EQ(batch.feed(model, cache, zero, end), moved.feed(model, other, zero, end));
 }
 
-TEST_P(BothTypes, nan_in_unused_parts_of_the_cache_has_no_effect) {
+TEST_P(EveryArithmetic, nan_in_unused_parts_of_the_cache_has_no_effect) {
   Model model(tiny(), options_for(256, GetParam()));
   const Batch batch = three_sequences();
   const KvCache clean = model.make_cache(16), poisoned = model.make_cache(16);
@@ -178,7 +187,7 @@ TEST_P(BothTypes, nan_in_unused_parts_of_the_cache_has_no_effect) {
   }
 }
 
-TEST_P(BothTypes, sequences_of_at_most_topk_blocks_equal_full_attention) {
+TEST_P(EveryArithmetic, sequences_of_at_most_topk_blocks_equal_full_attention) {
   const auto ids = random_ids(5, kTopk * kBlock + 8);
   Model sparse(tiny(), options_for(ids.size(), GetParam()));
   Model full(tiny(), options_for(ids.size(), GetParam(), AttentionMode::kFull));
@@ -193,7 +202,7 @@ TEST_P(BothTypes, sequences_of_at_most_topk_blocks_equal_full_attention) {
 
 TEST(AttentionModes, window_sees_the_first_block_and_the_newest_tokens_only) {
   const auto ids = random_ids(6, 2 * kTopk * kBlock);
-  Model model(tiny(), options_for(ids.size(), DType::kF32, AttentionMode::kWindow));
+  Model model(tiny(), options_for(ids.size(), kF32, AttentionMode::kWindow));
   StepTrace trace;
   int num_lists = 0;
   trace.after_layer = [&](const StepTrace::Layer& layer) { num_lists += layer.lists.defined(); };
@@ -260,13 +269,13 @@ TEST(MemoryPlan, a_step_stays_inside_its_plan_whatever_the_batch) {
 }
 
 TEST(Step, inputs_that_do_not_fit_each_other_are_refused_by_name) {
-  Model model(tiny(), options_for(64, DType::kF32));
+  Model model(tiny(), options_for(64, kF32));
   SequenceRunner sequence(model, 64);
   const std::vector<int32_t> outside = {0, 160};
   EXPECT_THROW(sequence.feed(outside), Error);
   EXPECT_THROW(sequence.feed(random_ids(8, 65)), Error);
   EXPECT_THROW(Model(tiny(), ModelOptions{}), Error) << "a step without tokens";
-  ModelOptions with_media = options_for(64, DType::kF32);
+  ModelOptions with_media = options_for(64, kF32);
   with_media.max_vision_patches = 4;
   EXPECT_THROW(Model(tiny(), with_media), Error) << "media for a text-only model";
 }

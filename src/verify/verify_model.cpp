@@ -131,7 +131,7 @@ void ModelCase::load_media(const ordered_json& media) {
     total += items.back().num_features;
   }
   feature_arena_ = Arena("features", 2 * total * C * 4 + (1 << 20));
-  const Tensor encoded = feature_arena_.alloc("features", dtype_, {total, C});
+  const Tensor encoded = feature_arena_.alloc("features", model_.activation_dtype(), {total, C});
   RowErrors tower_errors("tower", dtype_), feature_errors("features", dtype_);
   int64_t begin = 0;
   for (size_t i = 0; i < media.size(); ++i) {
@@ -150,7 +150,7 @@ void ModelCase::load_media(const ordered_json& media) {
   }
   const PlaceholderMap map = map_placeholders(config_, ids_, items);
   placeholders_ = map.positions;
-  features_ = feature_arena_.alloc("ordered features", dtype_, {total, C});
+  features_ = feature_arena_.alloc("ordered features", model_.activation_dtype(), {total, C});
   std::vector<int32_t> order = map.order;
   gather_rows(Tensor(order.data(), DType::kI32, {total}), encoded, features_);
   media_errors = tower_errors.finish() + feature_errors.finish();
