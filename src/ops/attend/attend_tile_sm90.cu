@@ -364,23 +364,35 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
     for (int j = 0; j < 64; ++j) o[j] = 0;
     uint32_t weights[8][4];
     float s[64];
-    // Next block that any of this warpgroup's queries wants; the others are given back unused. Ends at the
-    // last entry or at the first partial result.
+    // Entries until the last one or the first partial result. `entry` is the one taken last.
     int at = 0;
-    uint32_t entry = __shfl_sync(0xffffffffu, shared.work[buffer].has_entries, 0) ? 0 : kLastEntry;
-    const auto advance = [&] {
-      while (!(entry & kLastEntry)) {
-        at = step;
-        wait_full(at);
-        entry = __shfl_sync(0xffffffffu, shared.entry[at % kStages], 0);
-        if (entry & kPartial) return false;
+    bool ended = __shfl_sync(0xffffffffu, shared.work[buffer].has_entries, 0) == 0, partials = false;
+    uint32_t entry = 0;
+    // Looks at the next entry: does any of this warpgroup's queries want the block? Then takes it.
+    const auto take_wanted = [&] {
+      if (ended) return false;
+      wait_full(step);
+      const uint32_t next = __shfl_sync(0xffffffffu, shared.entry[step % kStages], 0);
+      partials = next & kPartial;
+      ended = partials;
+      if (partials || (next >> (4 * consumer) & 0xf) == 0) return false;
+      at = step;
+      step += 2;
+      entry = next;
+      ended = next & kLastEntry;
+      return true;
+    };
+    // Gives unwanted blocks back. No V tile may be held meanwhile: the ring would stand still.
+    const auto skip_to_wanted = [&] {
+      while (!take_wanted()) {
+        if (ended) return false;
+        wait_full(step + 1);
+        ended = __shfl_sync(0xffffffffu, shared.entry[step % kStages], 0) & kLastEntry;
+        release(step);
+        release(step + 1);
         step += 2;
-        if (entry >> (4 * consumer) & 0xf) return true;
-        wait_full(at + 1);
-        release(at);
-        release(at + 1);
       }
-      return false;
+      return true;
     };
     const auto wanted = [&] { return (entry >> query & 1) != 0; };
     const auto clear_logits = [&] {
@@ -389,7 +401,7 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
     };
     float old[2];
 
-    if (advance()) {
+    while (skip_to_wanted()) {
       issue_qk<kHalfQueryBytes>(s, query_rows, descriptor_advance(stage_keys, at % kStages * kTileBytes));
       wgmma_wait<0>();
       wgmma_pin(s);
@@ -407,13 +419,16 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
           if (8 * (j / 4) + 2 * (lane % 4) + j % 2 > limit) s[j] = -INFINITY;
         }
       }
+      old[0] = old[1] = 1;
       if (wanted()) {
         softmax_step(s, state, old, p.scale_log2);
       } else {
         clear_logits();
       }
+#pragma unroll
+      for (int j = 0; j < 64; ++j) o[j] *= old[j / 2 % 2];
       pack_weights(s, weights);
-      while (advance()) {
+      while (take_wanted()) {
         wait_full(values);  // loaded before this entry's K
         issue_qk<kHalfQueryBytes>(s, query_rows, descriptor_advance(stage_keys, at % kStages * kTileBytes));
         issue_pv<true>(o, weights, descriptor_advance(stage_values, values % kStages * kTileBytes));
@@ -444,7 +459,7 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
     if (lane == 0) mbarrier_arrive(&shared.query_empty[buffer]);
 
     if constexpr (kTopk > 0) {
-      if (entry & kPartial) {
+      if (partials) {
         // Maxima and sums of all partial results at once: lane c of a quad reads those of slots c, c + 4, ...
         constexpr int kPerLane = kTopk / 4;
         float2 ml[kPerLane][2];
@@ -455,16 +470,19 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
           ml[i][0] = from[slot * 16];
           ml[i][1] = from[slot * 16 + 8];
         }
-#pragma unroll
-        for (int slot = 0; slot < kTopk - 1; ++slot) {
-          if (slot > 0 && (entry & kLastEntry)) break;
+#pragma unroll 1
+        for (int slot = 0; slot < kTopk - 1 && !(slot > 0 && (entry & kLastEntry)); ++slot) {
           wait_full(step);
           entry = __shfl_sync(0xffffffffu, shared.entry[step % kStages], 0);
-          float2 mine[2];
+          float2 mine[2] = {ml[0][0], ml[0][1]};
+#pragma unroll
+          for (int i = 1; i < kPerLane; ++i) {
+            if (slot / 4 == i) mine[0] = ml[i][0], mine[1] = ml[i][1];
+          }
 #pragma unroll
           for (int row = 0; row < 2; ++row) {
-            mine[row].x = __shfl_sync(0xffffffffu, ml[slot / 4][row].x, lane / 4 * 4 + slot % 4);
-            mine[row].y = __shfl_sync(0xffffffffu, ml[slot / 4][row].y, lane / 4 * 4 + slot % 4);
+            mine[row].x = __shfl_sync(0xffffffffu, mine[row].x, lane / 4 * 4 + slot % 4);
+            mine[row].y = __shfl_sync(0xffffffffu, mine[row].y, lane / 4 * 4 + slot % 4);
           }
           if (wanted()) {
             const char* partial = smem_stages + step % kStages * kTileBytes + query * kPartialBytes;
