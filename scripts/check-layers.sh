@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 declare -A sees=(
   [base]="base"
   [tensor]="base tensor"
-  [hopper]="base hopper"
+  [hopper]="base tensor hopper"
   [ops]="base tensor hopper ops"
   [formats]="base tensor formats"
   [text]="base text"
