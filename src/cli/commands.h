@@ -9,6 +9,7 @@ namespace m3::cli {
 using Args = std::vector<std::string>;
 
 int command_bench(const Args& args);
+int command_data(const Args& args);
 int command_init(const Args& args);
 int command_inspect(const Args& args);
 int command_run(const Args& args);
@@ -27,6 +28,7 @@ inline const std::vector<Command>& commands() {
       {"inspect", "architecture, tensors, parameters and memory plan of a model", command_inspect},
       {"init", "write a randomly initialised checkpoint from a config", command_init},
       {"bench", "measure operators and whole models", command_bench},
+      {"data", "make and check training data", command_data},
       {"tokenize", "text to token ids and back", command_tokenize},
       {"verify", "replay the goldens and report the measured errors", command_verify},
   };
