@@ -5,12 +5,6 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "base/check.h"
-#include "text/grammar_chars.h"
-#include "text/grammar_machine.h"
-#include "text/grammar_regex.h"
-#include "text/json_schema_grammar.h"
-
 namespace m3 {
 
 namespace {
@@ -85,29 +79,56 @@ class Runner {
     return at_end;
   }
 
+  // A position on the way through the trie. Mostly it is one plain place, which needs no set.
+  struct Level {
+    bool is_single = false;
+    Config single{};
+    Configs set;
+  };
+
   // Walks the tokens below a node from a position. Calls on_token(id) for those that are allowed and
   // on_end(node) where the rule at the bottom may end inside a token. `levels` is working memory.
   template <typename OnToken, typename OnEnd>
-  void walk(const TokenTrie& trie, int32_t node, const Configs& start, std::vector<Configs>& levels, OnToken on_token,
+  void walk(const TokenTrie& trie, int32_t node, const Configs& start, std::vector<Level>& levels, OnToken on_token,
             OnEnd on_end) const {
     if (levels.empty()) levels.resize(1);
-    levels[0] = start;
+    levels[0].is_single = false;
+    levels[0].set = start;
     const int32_t base = trie.depth(node);
     for (int32_t at = node + 1, end = trie.end(node); at < end;) {
-      const auto level = static_cast<size_t>(trie.depth(at) - base);
-      if (levels.size() <= level) levels.resize(level + 1);
-      const bool at_end = step(levels[level - 1], trie.byte(at), levels[level]);
-      if (at_end && trie.end(at) > at + 1) on_end(at);
-      if (levels[level].empty()) {
+      const auto depth = static_cast<size_t>(trie.depth(at) - base);
+      if (levels.size() <= depth) levels.resize(depth + 1);
+      bool at_end = false;
+      if (!advance(levels[depth - 1], trie.byte(at), levels[depth], at_end)) {
         at = trie.end(at);
         continue;
       }
+      if (at_end && trie.end(at) > at + 1) on_end(at);
       for (int32_t id : trie.tokens(at)) on_token(id);
       ++at;
     }
   }
 
  private:
+  // Returns whether the byte leads anywhere.
+  bool advance(const Level& from, uint8_t byte, Level& to, bool& at_end) const {
+    if (!from.is_single) {
+      at_end = step(from.set, byte, to.set);
+      to.is_single = to.set.size() == 1 && machine_.is_plain(to.set[0].state);
+      if (to.is_single) to.single = to.set[0];
+      return !to.set.empty();
+    }
+    const int32_t next = machine_.next(from.single.state, byte);
+    if (next < 0) return false;
+    to.is_single = machine_.is_plain(next);
+    to.single = {next, from.single.stack};
+    if (!to.is_single) {
+      to.set.clear();
+      at_end = add(to.single, to.set);
+    }
+    return true;
+  }
+
   const GrammarMachine& machine_;
   StackPool& stacks_;
 };
@@ -149,7 +170,7 @@ struct Grammar::Impl {
     StateMask mask;
     if (!machine.state(state).has_bytes) return mask;
     StackPool stacks;
-    std::vector<Configs> levels;
+    std::vector<Runner::Level> levels;
     Runner(machine, stacks).walk(
         *trie, 0, {{state, kBottom}}, levels, [&](int32_t id) { mask.ids.push_back(id); },
         [&](int32_t node) { mask.ends.push_back(node); });
@@ -178,26 +199,18 @@ size_t Grammar::num_states() const { return impl_->machine.size(); }
 std::shared_ptr<const Grammar> Grammar::json_schema(std::shared_ptr<const TokenTrie> trie, const JsonValue& schema) {
   return std::make_shared<const Grammar>(std::move(trie), json_schema_machine(schema));
 }
-
 std::shared_ptr<const Grammar> Grammar::json_object(std::shared_ptr<const TokenTrie> trie) {
   return std::make_shared<const Grammar>(std::move(trie), json_object_machine());
 }
-
 std::shared_ptr<const Grammar> Grammar::regex(std::shared_ptr<const TokenTrie> trie, std::string_view pattern) {
-  GrammarBuilder builder;
-  const int rule = builder.add_rule();
-  builder.define_rule(rule, grammar_regex(builder, pattern, {}));
-  return std::make_shared<const Grammar>(std::move(trie), builder.finish(rule, JsonGrammarLimits().max_states));
+  return std::make_shared<const Grammar>(std::move(trie), regex_machine(pattern));
 }
-
 std::shared_ptr<const Grammar> Grammar::choice(std::shared_ptr<const TokenTrie> trie, std::span<const std::string> texts) {
-  M3_CHECK(!texts.empty(), "a choice needs at least one text");
-  GrammarBuilder builder;
-  std::vector<GrammarBuilder::Part> parts;
-  for (const std::string& text : texts) parts.push_back(builder.literal(text));
-  const int rule = builder.add_rule();
-  builder.define_rule(rule, builder.either(parts));
-  return std::make_shared<const Grammar>(std::move(trie), builder.finish(rule, JsonGrammarLimits().max_states));
+  return std::make_shared<const Grammar>(std::move(trie), choice_machine(texts));
+}
+std::shared_ptr<const Grammar> Grammar::tool_calls(std::shared_ptr<const TokenTrie> trie, std::span<const Tool> tools,
+                                                   const ToolCallRules& rules) {
+  return std::make_shared<const Grammar>(std::move(trie), tool_call_machine(tools, rules));
 }
 
 struct GrammarState::Impl {
@@ -292,8 +305,8 @@ struct GrammarState::Impl {
   bool at_end = false;
   std::vector<Remembered> remembered;
   size_t oldest = 0;
-  Configs behind;               // working memory
-  std::vector<Configs> levels;  // working memory
+  Configs behind;                     // working memory
+  std::vector<Runner::Level> levels;  // working memory
 };
 
 GrammarState::GrammarState(std::shared_ptr<const Grammar> grammar) : impl_(std::make_unique<Impl>(std::move(grammar))) {}

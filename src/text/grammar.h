@@ -8,12 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "text/json_value.h"
+#include "text/output_grammars.h"
 #include "text/token_trie.h"
 
 namespace m3 {
-
-class GrammarMachine;
 
 // One bit per token id, bit id % 64 of word id / 64.
 class TokenMask {
@@ -38,6 +36,8 @@ class Grammar {
   static std::shared_ptr<const Grammar> json_object(std::shared_ptr<const TokenTrie> trie);
   static std::shared_ptr<const Grammar> regex(std::shared_ptr<const TokenTrie> trie, std::string_view pattern);
   static std::shared_ptr<const Grammar> choice(std::shared_ptr<const TokenTrie> trie, std::span<const std::string> texts);
+  static std::shared_ptr<const Grammar> tool_calls(std::shared_ptr<const TokenTrie> trie, std::span<const Tool> tools,
+                                                   const ToolCallRules& rules);
   ~Grammar();
 
   Grammar(std::shared_ptr<const TokenTrie> trie, GrammarMachine machine);

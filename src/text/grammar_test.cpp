@@ -11,8 +11,7 @@
 #include "base/check.h"
 #include "base/rng.h"
 #include "text/grammar_machine.h"
-#include "text/json_schema_grammar.h"
-#include "text/json_schema_numbers.h"
+#include "text/output_parser.h"
 #include "text/utf8.h"
 
 namespace m3 {
@@ -431,6 +430,95 @@ TEST(Grammar, tokens_that_count_by_id_are_taken_by_id) {
   EXPECT_TRUE(state.accept(1082));
   EXPECT_TRUE(state.accept_text("b"));
   EXPECT_TRUE(state.can_end());
+}
+
+// --- forced tool calls
+
+constexpr const char* kTools = R"([
+    {"type":"function","function":{"name":"edit","strict":true,"parameters":{"type":"object","properties":{
+      "path":{"type":"string"},"line":{"type":"integer","minimum":1},"mode":{"enum":["a","b",3]},
+      "opts":{"type":"object","properties":{"force":{"type":"boolean"},"note":{"type":["string","null"]}},"required":["force"]},
+      "sizes":{"type":"array","items":{"type":"number"},"maxItems":3},"pair":{"type":"array","prefixItems":[{"type":"boolean"},{"type":"integer"}],"items":false},
+      "extra":{"type":"object","additionalProperties":{"type":"integer"}}},"required":["path","line"],"additionalProperties":false}}},
+    {"type":"function","function":{"name":"search","parameters":{"type":"object","properties":{"q":{"type":"string"}}}}}])";
+
+TEST(Grammar, forced_tool_calls_are_read_back_and_hold_their_schema) {
+  const auto tools = read_tools(json(kTools));
+  const int32_t marker = tokenizer().require_added_id(chat_token::kNamespace);
+  const auto grammar = Grammar::tool_calls(trie(), tools, {.parallel = true, .namespace_id = marker});
+  const uint64_t seed = 80;
+  Philox random(seed);
+  int num_strict = 0;
+  for (int round = 0; round < 80; ++round) {
+    GrammarState state(grammar);
+    std::vector<int32_t> ids;
+    const auto take = [&](int32_t id) {
+      ASSERT_TRUE(state.accept(id));
+      ids.push_back(id);
+    };
+    const auto finish_with = [&](std::string_view text) {  // takes the text if it may follow
+      GrammarState copy = state;
+      if (!copy.accept_text(text)) return false;
+      for (unsigned char byte : text) {  // one byte is one token of the tiny vocabulary
+        for (int32_t id = 0; id < 256; ++id) {
+          if (tokenizer().bytes(id) == std::string_view(reinterpret_cast<const char*>(&byte), 1)) take(id);
+        }
+      }
+      return true;
+    };
+    for (int step = 0; step < 400 && !state.must_end(); ++step) {
+      const TokenMask mask = state.mask();
+      const bool in_tag = !ids.empty() && ids.back() == marker;
+      if (step > 40 && in_tag && (finish_with("</invoke>\n") || finish_with("</tool_call>"))) continue;
+      if (step > 40 && !in_tag && !mask.test(marker) && finish_with(">")) continue;  // a tag's name
+      if (mask.test(marker) && (step > 25 || random.below(4) == 0)) {
+        take(marker);
+        continue;
+      }
+      std::vector<int32_t> allowed;
+      for (int32_t id = 0; id < trie()->num_tokens(); ++id) {
+        if (mask.test(id)) allowed.push_back(id);
+      }
+      ASSERT_FALSE(allowed.empty());
+      take(allowed[random.below(allowed.size())]);
+    }
+    const std::string text = tokenizer().decode(ids);
+    ASSERT_TRUE(state.can_end()) << "seed " << seed << ": " << text;
+    TokenOutputParser parser(tokenizer(), tools, "</mm:think>");
+    std::vector<OutputEvent> events;
+    for (int32_t id : ids) parser.push(id, events);
+    parser.push(tokenizer().require_added_id(chat_token::kTurnEnd), events);
+    parser.finish(events);
+    EXPECT_TRUE(parser.result().complete && parser.result().parse_error.empty()) << text;
+    EXPECT_EQ(parser.result().content, std::nullopt) << text;
+    ASSERT_FALSE(parser.result().tool_calls.empty()) << text;
+    for (const ToolCall& call : parser.result().tool_calls) {
+      const Tool& tool = tools[call.name == "edit" ? 0 : 1];
+      EXPECT_EQ(call.name, tool.name());
+      if (call.name != "edit") continue;
+      ++num_strict;
+      EXPECT_TRUE(validates(*tool.parameters(), call.arguments, *tool.parameters()))
+          << "seed " << seed << ": " << call.arguments.dump() << " from " << text;
+    }
+  }
+  EXPECT_GT(num_strict, 20);
+}
+
+TEST(Grammar, one_call_only_where_calls_may_not_be_parallel) {
+  const auto tools = read_tools(json(kTools));
+  const int32_t marker = tokenizer().require_added_id(chat_token::kNamespace);
+  for (const bool parallel : {false, true}) {
+    GrammarState state(Grammar::tool_calls(trie(), std::span(tools).subspan(1), {.parallel = parallel, .namespace_id = marker}));
+    EXPECT_FALSE(state.accept_text("Sure"));
+    for (const char* text : {"<tool_call>\n", "<invoke name=\"search\">", "<q>", "</q>", "</invoke>\n"}) {
+      ASSERT_TRUE(state.accept(marker)) << text;
+      ASSERT_TRUE(state.accept_text(text)) << text;
+    }
+    ASSERT_TRUE(state.accept(marker));
+    EXPECT_EQ(GrammarState(state).accept_text("<invoke name=\"search\">"), parallel);
+    EXPECT_TRUE(state.accept_text("</tool_call>"));
+    EXPECT_TRUE(state.can_end() && state.must_end());
+  }
 }
 
 TEST(Grammar, threads_share_a_grammar) {
