@@ -35,6 +35,8 @@ CpuIsa from_environment() {
   M3_FAIL("M3_CPU={} is unknown; want portable, avx2, avx512 or avx512bf16", name);
 }
 
+std::atomic<bool> asked_by_name = std::getenv("M3_CPU") != nullptr;
+
 std::atomic<CpuIsa>& current() {
   static std::atomic<CpuIsa> isa = from_environment();
   return isa;
@@ -53,6 +55,16 @@ void cpu_isa_override(CpuIsa isa) {
   M3_CHECK(isa <= cpu_isa_detected(), "instruction set {} is not available here (best: {})",
            cpu_isa_name(isa), cpu_isa_name(cpu_isa_detected()));
   current().store(isa, std::memory_order_relaxed);
+  asked_by_name.store(true, std::memory_order_relaxed);
+}
+
+bool cpu_bf16_dot_preferred() {
+#if defined(__x86_64__)
+  static const bool fast = __builtin_cpu_is("amd") != 0;
+#else
+  static const bool fast = false;
+#endif
+  return cpu_isa() == CpuIsa::kAvx512Bf16 && (fast || asked_by_name.load(std::memory_order_relaxed));
 }
 
 const char* cpu_isa_name(CpuIsa isa) {

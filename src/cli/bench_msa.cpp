@@ -235,7 +235,7 @@ int bench_msa(const Args& args) {
   const MsaGeometry g = msa_geometry_m3();
   const int64_t value_bytes = flags.dtype == "f32" ? 4 : 2;
   const MachineCeiling ceiling = measure_machine_ceiling();
-  const double gflops = value_bytes == 2 && ceiling.bf16_gflops > 0 ? ceiling.bf16_gflops : ceiling.fp32_gflops;
+  const double gflops = value_bytes == 2 ? std::max(ceiling.bf16_gflops, ceiling.fp32_gflops) : ceiling.fp32_gflops;
   fmt::print("ceiling: {:.0f} GFLOP/s, {:.1f} GB/s on {} threads\n", gflops, ceiling.read_gb_s, num_threads());
 
   ordered_json results = ordered_json::array();

@@ -215,7 +215,7 @@ class Chunk {
   }
 
   void pack_tile() {
-    in_.kernels.pack_keys(k_rows_, tile_.num_keys, g_.head_dim, in_.k.dtype(), s_.keys, nullptr);
+    in_.kernels.pack_keys(k_rows_, tile_.num_keys, g_.head_dim, in_.k.dtype(), s_.keys, {});
     in_.kernels.pack_values(v_rows_, tile_.num_keys, g_.head_dim, in_.v.dtype(), s_.values);
     tile_.checked = false;
   }
@@ -223,9 +223,11 @@ class Chunk {
   // A step with few rows is bound by memory: the keys and values that come next, from position `begin` on (-1: none),
   // are fetched during the multiplications. They lie in one piece where pages do.
   void look_ahead(int64_t begin) {
-    const bool wanted = begin >= 0 && num_rows() <= kMsaBatchRows && in_.batch.layout == KvLayout::kPaged;
-    ahead_keys_ = wanted ? static_cast<const char*>(in_.k.row(item_.seq, begin, item_.group)) : nullptr;
-    ahead_values_ = wanted ? static_cast<const char*>(in_.v.row(item_.seq, begin, item_.group)) : nullptr;
+    ahead_keys_ = ahead_values_ = {};
+    if (begin < 0 || num_rows() > kMsaBatchRows || in_.batch.layout != KvLayout::kPaged) return;
+    const int64_t bytes = int64_t{std::min(g_.block, kMsaTileKeys)} * g_.head_dim * dtype_bytes(in_.k.dtype());
+    ahead_keys_ = {static_cast<const char*>(in_.k.row(item_.seq, begin, item_.group)), bytes};
+    ahead_values_ = {static_cast<const char*>(in_.v.row(item_.seq, begin, item_.group)), bytes};
   }
 
   // Applies the tile to query row q, as far as it sees it.
@@ -298,7 +300,6 @@ class Chunk {
     t.scale_log2 = g_.logit_scale() * 1.4426950408889634;
     t.ahead_keys = ahead_keys_;
     t.ahead_values = ahead_values_;
-    t.ahead_bytes = int64_t{std::min(g_.block, kMsaTileKeys)} * g_.head_dim * dtype_bytes(in_.k.dtype());
     t.scores = s_.scores;
     t.weights = s_.weights;
     in_.kernels.attend_rows(t);
@@ -318,7 +319,7 @@ class Chunk {
     int num_keys = 0;
     bool checked = false, finite = false;
   } tile_;
-  const char *ahead_keys_ = nullptr, *ahead_values_ = nullptr;
+  MsaAhead ahead_keys_, ahead_values_;
   const void *k_rows_[kMsaTileKeys], *v_rows_[kMsaTileKeys];
   int32_t row_ids_[kMsaBatchRows], first_[kMsaBatchRows], last_[kMsaBatchRows], sink_[kMsaBatchRows];
   int num_pushed_ = 0;

@@ -19,6 +19,13 @@ constexpr int kMsaMaxDim = 1024;    // MsaGeometry::check
 constexpr int kMsaMaxPanel = 64, kMsaMaxLanes = 16;  // of all tables: workspaces do not depend on the table in use
 extern const uint32_t kMsaZeroRow[kMsaMaxDim];  // stands for a key that must not be seen
 
+// Memory that will be wanted next. Where few rows meet each key the work is bound by memory, and kernels prefetch
+// this evenly while they compute. Default: nothing.
+struct MsaAhead {
+  const char* at = nullptr;
+  int64_t bytes = 0;
+};
+
 // Rows that a tile of keys is applied to, with their running softmax state (m in units of log2).
 struct MsaAttendTile {
   int num_rows;                  // 1 .. kMsaBatchRows
@@ -34,9 +41,7 @@ struct MsaAttendTile {
   const uint32_t *keys, *values; // packed
   int dim;
   double scale_log2;             // logit scale * log2(e)
-  // The next tile's keys and values, ahead_bytes each, prefetched evenly during the multiplications. May be absent.
-  const char *ahead_keys, *ahead_values;
-  int64_t ahead_bytes;
+  MsaAhead ahead_keys, ahead_values;  // of the next tile
   float* scores;                 // [kMsaBatchRows, kMsaTileKeys] scratch
   uint32_t* weights;             // the same size, other memory
 };
@@ -52,15 +57,14 @@ struct MsaKernels {
   // A vector of `dim` elements as a row of A. dtype f32 or bf16 (bf16 only in the bf16 table).
   void (*pack_row)(const void* row, int dim, DType dtype, uint32_t* a);
   // Panels of keys as columns: [padded(num_keys) / panel][steps(dim)][panel]. num_keys <= kMsaTileKeys.
-  // `ahead` (may be absent): as many other rows, which are prefetched meanwhile.
-  void (*pack_keys)(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b, const void* const* ahead);
+  void (*pack_keys)(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b, MsaAhead ahead);
   // Panels of channels as columns: [padded(dim) / panel][steps(num_keys)][panel].
   void (*pack_values)(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b);
 
   // best[i] = max(best[i], max over keys j < last[i] of a[i] . b[j]); NaN products do not count.
   // last absent: all num_keys. lanes: scratch, kMsaMaxLanes per row.
   void (*score_max)(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
-                    float* lanes, float* best);
+                    float* lanes, float* best, MsaAhead ahead);
   // out[j] = sum over rows i (ascending) of w[i] * max(a[i] . b[j], 0), a NaN product stays NaN.
   // out has padded(num_keys) elements; scratch kMsaBatchRows x padded(num_keys).
   void (*score_relu)(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const float* w,
@@ -68,7 +72,7 @@ struct MsaKernels {
   void (*attend_rows)(const MsaAttendTile& tile);
 };
 
-// The table of cpu_isa(). bf16_dot: products of bf16 pairs where the CPU has them.
+// The table of cpu_isa(). bf16_dot: products of bf16 pairs where the CPU is fast at them.
 const MsaKernels& msa_kernels(bool bf16_dot);
 
 extern const MsaKernels kMsaKernelsPortable, kMsaKernelsAvx2, kMsaKernelsAvx512, kMsaKernelsAvx512Bf16;

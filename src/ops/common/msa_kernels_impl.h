@@ -31,16 +31,26 @@ inline int num_steps(int dim) { return kBf16Dot ? (dim + 1) / 2 : dim; }
 #endif
 }
 
-// Memory that is prefetched while a tile is multiplied, some bytes per step.
-struct Ahead {
-  const char* at = nullptr;
-  int64_t bytes_per_step = 0;  // up to a line; two where a step is a pair of bf16 values
+// MsaAhead in portions: one at every step of a loop of `num_steps`.
+struct Prefetcher {
+  const char *at, *end;
+  int64_t bytes_per_step;
+
+  Prefetcher(MsaAhead ahead, int64_t num_steps)
+      : at(ahead.at), end(ahead.at + ahead.bytes), bytes_per_step(ahead.bytes / (num_steps > 0 ? num_steps : 1) + 1) {}
+  // Up to kLines lines.
+  template <int kLines>
+  [[gnu::always_inline]] void step() {
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + bytes_per_step * i / kLines);
+    at += bytes_per_step;
+  }
 };
+constexpr int kLinesPerStep = kLanes == 16 ? 2 : 1;  // of a multiplication
 
 // acc[r][v] += sum over steps of a[r][step] * b[step][v]: the register tile all work goes through.
 template <int kRows, bool kAhead>
 [[gnu::always_inline]] inline void multiply_tile(const uint32_t* const* a, const uint32_t* b, int steps,
-                                                 V::Vec (&acc)[kRows][kTileVecs], Ahead& ahead) {
+                                                 V::Vec (&acc)[kRows][kTileVecs], Prefetcher& prefetcher) {
   const uint32_t* row[kRows];
   for (int r = 0; r < kRows; ++r) row[r] = a[r];
   for (int s = 0; s < steps; ++s) {
@@ -50,13 +60,11 @@ template <int kRows, bool kAhead>
       for (int v = 0; v < kTileVecs; ++v) acc[r][v] = multiply_add(acc[r][v], row[r] + s, column[v]);
     }
     b += kPanel;
-    if (kAhead) {
-      __builtin_prefetch(ahead.at);
-      if (kBf16Dot) __builtin_prefetch(ahead.at + ahead.bytes_per_step / 2);
-      ahead.at += ahead.bytes_per_step;
-    }
+    if (kAhead) prefetcher.template step<kLinesPerStep>();
   }
 }
+
+inline int num_row_tiles(int num_rows) { return (num_rows + kTileRows - 1) / kTileRows; }
 
 // Calls body.operator()<rows>(first row) for tiles of kTileRows rows and one smaller tile at the end.
 template <typename Body>
@@ -116,15 +124,13 @@ void pack_row(const void* row, int dim, DType dtype, uint32_t* a) {
 // kLanes keys, as the lanes [0, kLanes) of [steps][kPanel]. A 32-bit transpose moves whole words; where bf16 values
 // become fp32 (kSplit), a word gives two steps: its low and its high half.
 template <bool kSplit>
-inline void pack_key_lanes(const void* const* rows, int dim, DType dtype, uint32_t* b, const void* const* ahead) {
+inline void pack_key_lanes(const void* const* rows, int dim, DType dtype, uint32_t* b, Prefetcher& prefetcher) {
   const int words = dtype == DType::kBF16 ? dim / 2 : dim;  // whole words of a row
   int w = 0;
   for (; w + kLanes <= words; w += kLanes) {
     V::Words x[kLanes];
     V::load_transposed(rows, w, x);
-    if (ahead != nullptr) {
-      for (int i = 0; i < kLanes; ++i) __builtin_prefetch(static_cast<const uint32_t*>(ahead[i]) + w);
-    }
+    if (prefetcher.at < prefetcher.end) prefetcher.step<kLanes / 2>();
     for (int i = 0; i < kLanes; ++i) {
       if (kSplit) {
         V::store_words(b + int64_t{2 * (w + i)} * kPanel, V::shift_left_16(x[i]));
@@ -147,17 +153,17 @@ inline double word_value(uint32_t word, int half) {
   return x;
 }
 
-void pack_keys(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b, const void* const* ahead) {
-  const int steps = num_steps(dim);
+void pack_keys(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b, MsaAhead ahead) {
+  const int steps = num_steps(dim), words = dtype == DType::kBF16 ? dim / 2 : dim;
+  Prefetcher prefetcher(ahead, int64_t{(num_keys + kPanel - 1) / kPanel} * kTileVecs * (words / kLanes));
   for (int j = 0; j < num_keys; j += kPanel) {
     for (int lane = 0; lane < kPanel; lane += kLanes) {
       const void* group[kLanes];
       for (int i = 0; i < kLanes; ++i) group[i] = j + lane + i < num_keys ? rows[j + lane + i] : kMsaZeroRow;
-      const void* const* ahead_group = ahead != nullptr && j + lane + kLanes <= num_keys ? ahead + j + lane : nullptr;
       if (!kBf16Dot && dtype == DType::kBF16) {
-        pack_key_lanes<true>(group, dim, dtype, b + lane, ahead_group);
+        pack_key_lanes<true>(group, dim, dtype, b + lane, prefetcher);
       } else {
-        pack_key_lanes<false>(group, dim, dtype, b + lane, ahead_group);
+        pack_key_lanes<false>(group, dim, dtype, b + lane, prefetcher);
       }
     }
     b += int64_t{steps} * kPanel;
@@ -212,10 +218,11 @@ void pack_values(const void* const* rows, int num_keys, int dim, DType dtype, ui
 // ----------------------------------------------------------------------------------------- index scores
 
 // Maxima are kept per lane in `lanes` while the panels pass, and reduced once at the end.
-void score_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
-               float* lanes, float* best) {
+template <bool kAhead>
+void block_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
+               float* lanes, float* best, MsaAhead ahead) {
   const V::Vec lane = lane_numbers(), lowest = V::set1(kNegInf);
-  Ahead nothing;
+  Prefetcher prefetcher(ahead, int64_t{(num_keys + kPanel - 1) / kPanel} * num_row_tiles(num_rows) * steps);
   for (int i = 0; i < num_rows; ++i) V::store(lanes + i * kLanes, lowest);
   for (int j = 0; j < num_keys; j += kPanel, b += int64_t{steps} * kPanel) {
     for_row_tiles(num_rows, [&]<int kRows>(int i) {
@@ -227,7 +234,7 @@ void score_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, in
       }
       V::Vec acc[kRows][kTileVecs];
       clear<kRows>(acc);
-      multiply_tile<kRows, false>(rows, b, steps, acc, nothing);
+      multiply_tile<kRows, kAhead>(rows, b, steps, acc, prefetcher);
       if (least < j + kPanel) {
         for (int r = 0; r < kRows; ++r) {
           const int limit = (last != nullptr ? last[i + r] : num_keys) - j;
@@ -251,15 +258,25 @@ void score_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, in
   }
 }
 
+void score_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
+               float* lanes, float* best, MsaAhead ahead) {
+  if (ahead.at != nullptr) {
+    block_max<true>(a, num_rows, steps, b, num_keys, last, lanes, best, ahead);
+  } else {
+    block_max<false>(a, num_rows, steps, b, num_keys, last, lanes, best, ahead);
+  }
+}
+
 // out[i][j] = a[i] . b[j] for whole panels; out rows lie `stride` apart.
 template <bool kAhead>
 void multiply_keys(const uint32_t* const* rows, int num_rows, int steps, const uint32_t* b, int num_keys,
-                          float* out, int stride, Ahead& ahead) {
+                          float* out, int stride, MsaAhead ahead) {
+  Prefetcher prefetcher(ahead, int64_t{(num_keys + kPanel - 1) / kPanel} * num_row_tiles(num_rows) * steps);
   for (int j = 0; j < num_keys; j += kPanel, b += int64_t{steps} * kPanel) {
     for_row_tiles(num_rows, [&]<int kRows>(int i) {
       V::Vec acc[kRows][kTileVecs];
       clear<kRows>(acc);
-      multiply_tile<kRows, kAhead>(rows + i, b, steps, acc, ahead);
+      multiply_tile<kRows, kAhead>(rows + i, b, steps, acc, prefetcher);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -273,12 +290,11 @@ void score_relu(const uint32_t* a, int num_rows, int steps, const uint32_t* b, i
                 float* scratch, float* out) {
   const int stride = (num_keys + kPanel - 1) / kPanel * kPanel;
   std::memset(out, 0, sizeof(float) * stride);
-  Ahead nothing;
   for (int begin = 0; begin < num_rows; begin += kMsaBatchRows) {
     const int count = num_rows - begin < kMsaBatchRows ? num_rows - begin : kMsaBatchRows;
     const uint32_t* rows[kMsaBatchRows];
     for (int i = 0; i < count; ++i) rows[i] = a + int64_t{begin + i} * steps;
-    multiply_keys<false>(rows, count, steps, b, num_keys, scratch, stride, nothing);
+    multiply_keys<false>(rows, count, steps, b, num_keys, scratch, stride, {});
     for (int j = 0; j < stride; j += kLanes) {
       V::Vec sum = V::load(out + j);
       for (int i = 0; i < count; ++i) {
@@ -396,9 +412,7 @@ void attend_tile(const MsaAttendTile& t) {
   // 1. scores = q . k
   const uint32_t* rows[kMsaBatchRows];
   for (int i = 0; i < t.num_rows; ++i) rows[i] = t.q + int64_t{t.row_ids[i]} * steps;
-  const int num_row_tiles = (t.num_rows + kTileRows - 1) / kTileRows;
-  Ahead ahead{t.ahead_keys, t.ahead_bytes / (int64_t{padded_keys / kPanel} * num_row_tiles * steps) + 1};
-  multiply_keys<kAhead>(rows, t.num_rows, steps, t.keys, t.num_keys, t.scores, kStride, ahead);
+  multiply_keys<kAhead>(rows, t.num_rows, steps, t.keys, t.num_keys, t.scores, kStride, t.ahead_keys);
 
   // 2. weights
   float keep[kMsaBatchRows];
@@ -410,7 +424,7 @@ void attend_tile(const MsaAttendTile& t) {
 
   // 3. o = keep * o + weights . v
   const int used_steps = num_steps(t.num_keys), packed_steps = num_steps(t.packed_keys);
-  ahead = {t.ahead_values, t.ahead_bytes / (int64_t{dim_padded / kPanel} * num_row_tiles * used_steps) + 1};
+  Prefetcher prefetcher(t.ahead_values, int64_t{dim_padded / kPanel} * num_row_tiles(t.num_rows) * used_steps);
   for (int c = 0; c < dim_padded; c += kPanel) {
     const uint32_t* panel = t.values + int64_t{c / kPanel} * packed_steps * kPanel;
     for_row_tiles(t.num_rows, [&]<int kRows>(int i) {
@@ -420,7 +434,7 @@ void attend_tile(const MsaAttendTile& t) {
         out[r] = t.o + int64_t{t.row_ids[i + r]} * dim_padded + c;
         for (int v = 0; v < kTileVecs; ++v) acc[r][v] = V::mul(V::load(out[r] + v * kLanes), V::set1(keep[i + r]));
       }
-      multiply_tile<kRows, kAhead>(rows + i, panel, used_steps, acc, ahead);
+      multiply_tile<kRows, kAhead>(rows + i, panel, used_steps, acc, prefetcher);
       for (int r = 0; r < kRows; ++r) {
         for (int v = 0; v < kTileVecs; ++v) V::store(out[r] + v * kLanes, acc[r][v]);
       }
@@ -429,7 +443,7 @@ void attend_tile(const MsaAttendTile& t) {
 }
 
 void attend_rows(const MsaAttendTile& t) {
-  if (t.ahead_keys != nullptr) {
+  if (t.ahead_keys.at != nullptr) {
     attend_tile<true>(t);
   } else {
     attend_tile<false>(t);

@@ -82,7 +82,7 @@ void score_tile(const Call& call, const Wave& wave, const Scratch& s, int n, int
   const float factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(g.heads) * g.index_dim));
   const void* rows[kMsaTileKeys];
   call.keys.rows(n, begin, num_keys, 0, rows);
-  call.kernels.pack_keys(rows, num_keys, g.index_dim, call.keys.dtype(), s.keys, nullptr);
+  call.kernels.pack_keys(rows, num_keys, g.index_dim, call.keys.dtype(), s.keys, {});
   for (int i = 0; i < count; ++i) {
     call.kernels.score_relu(wave.rows + int64_t{i} * g.heads * steps, g.heads, steps, s.keys, num_keys,
                             call.w_TA + (call.batch.q_begin(n) + first + i) * g.heads, s.products, s.sums);

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "ops/common/msa_kernels.h"
 #include "ops/common/msa_keys.h"
@@ -150,20 +151,27 @@ class Chunk {
     const int64_t end = std::min<int64_t>(begin + g_.block, num_keys);
     const bool masked = g_.local == 0 && position(first) < end - 1;  // it is the own block of some rows
     std::fill_n(s_.best, num_rows, -kInf);
-    const void *rows[kMsaTileKeys], *ahead[kMsaTileKeys];
+    const void* rows[kMsaTileKeys];
     for (int64_t j = begin; j < end; j += tile) {
       const int count = static_cast<int>(std::min<int64_t>(tile, end - j));
-      // Few rows are bound by memory: the next tile, of this block or the next one, is fetched meanwhile.
-      const bool look_ahead = few && j + 2 * count <= num_keys;
+      const auto [ahead_pack, ahead_score] = few ? look_ahead(j + count, count) : std::pair<MsaAhead, MsaAhead>();
       keys_.rows(item_.seq, j, count, 0, rows);
-      if (look_ahead) keys_.rows(item_.seq, j + count, count, 0, ahead);
-      kernels_.pack_keys(rows, count, g_.index_dim, keys_.dtype(), s_.keys, look_ahead ? ahead : nullptr);
+      kernels_.pack_keys(rows, count, g_.index_dim, keys_.dtype(), s_.keys, ahead_pack);
       for (int i = 0; masked && i < num_rows; ++i) {
         s_.last[i] = static_cast<int32_t>(std::clamp<int64_t>(position(first + i / g_.groups) + 1 - j, 0, count));
       }
       kernels_.score_max(s_.rows + int64_t{first - item_.q_begin} * g_.groups * steps_, num_rows, steps_, s_.keys, count,
-                         masked ? s_.last : nullptr, s_.lanes, s_.best);
+                         masked ? s_.last : nullptr, s_.lanes, s_.best, ahead_score);
     }
+  }
+
+  // Few rows are bound by memory: the next tile, of this block or the next one, is fetched while this one is packed
+  // (one half) and multiplied (the other).
+  std::pair<MsaAhead, MsaAhead> look_ahead(int64_t begin, int count) const {
+    if (begin + count > batch_.k_len(item_.seq)) return {};
+    const char* at = static_cast<const char*>(keys_.row(item_.seq, begin, 0));
+    const int64_t half = int64_t{count} * g_.index_dim * dtype_bytes(keys_.dtype()) / 2;
+    return {{at, half}, {at + half, half}};
   }
 
   void collect(int64_t b, int first, const Lists& lists) const {
