@@ -7,6 +7,7 @@
 #include "ops/common/msa_test_data.h"
 #include "ops/common/testing.h"
 #include "ops/index_select/index_select.h"
+#include "tensor/arena.h"
 
 namespace m3 {
 namespace {
@@ -131,13 +132,13 @@ TEST_F(Attend, equals_reference_over_geometries_types_layouts_supports_and_instr
       {.groups = 4, .heads_per_group = 1, .head_dim = 37, .index_dim = 16, .block = 20, .topk = 1},
       {.groups = 1, .heads_per_group = 8, .head_dim = 256, .index_dim = 16, .block = 32, .topk = 5, .local = 2, .init = 1},
       {.groups = 2, .heads_per_group = 2, .head_dim = 64, .index_dim = 16, .block = 160, .topk = 2, .scale = 0.3},
-      {.groups = 1, .heads_per_group = 100, .head_dim = 16, .index_dim = 16, .block = 16, .topk = 64},
+      {.groups = 1, .heads_per_group = 20, .head_dim = 16, .index_dim = 16, .block = 16, .topk = 64},
   };
   uint64_t seed = 100;
   for (const MsaGeometry& g : geometries) {
-    const int32_t most = g.topk * g.block < 400 ? 300 : 450;
+    const int32_t most = g.topk * g.block < 300 ? 200 : 330;
     for (DType dtype : {DType::kF32, DType::kBF16}) {
-      const Data d = make_data(g, {{40, most}, {1, most + 1}, {5, g.block + 2}, {0, 7}, {g.block, g.block}}, dtype, seed++);
+      const Data d = make_data(g, {{30, most}, {1, most + 1}, {5, g.block + 2}, {0, 7}, {17, 17}}, dtype, seed++);
       const Buffer ids = select_ids(d), tokens = random_tokens(d, 150);
       const std::pair<AttendSupport, Tensor> supports[] = {
           {AttendSupport::blocks(), ids.tensor()},
@@ -231,7 +232,7 @@ TEST_F(Attend, T21_T22_T23_what_is_not_visible_has_no_effect) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     const Data d = make_data(small(), lengths, dtype, 6);
     const Buffer ids = select_ids(d), tokens = random_tokens(d, 40);
-    for (int64_t poisoned : {30, 49, 50, 124, 140}) {  // a packed key row
+    for (int64_t poisoned : {30, 50, 124}) {  // a packed key row
       Data e = d;
       for (int c = 0; c < 2 * 32; ++c) {
         e.k.set(poisoned * 64 + c, kNan);
@@ -359,6 +360,44 @@ TEST_F(Attend, any_order_of_a_list_is_accepted) {
   index_select_ref(d.g, d.packed(), {.order = SelectOrder::kScore}, d.qi.tensor(), d.ki.tensor(), ids.tensor(), {});
   expect_close(d, run_attend(d, d.packed(), AttendSupport::blocks(), ids.tensor()),
                run_ref(d, AttendSupport::blocks(), ids.tensor()), kFp32, "score order");
+}
+
+TEST_F(Attend, T33_pages_beyond_two_billion_elements) {
+  const MsaGeometry g = msa_geometry_m3();
+  const int64_t num_pages = 33000;  // 2.16e9 elements a lane; pages that nobody touches cost no memory
+  Arena arena("T33", 3 * (num_pages * 4 * 128 * 128 * 2 + 4096));
+  const Tensor k = arena.alloc("k", DType::kBF16, {num_pages, 4, 128, 128});
+  const Tensor v = arena.alloc("v", DType::kBF16, {num_pages, 4, 128, 128});
+  const Tensor x = arena.alloc("x", DType::kBF16, {num_pages, 128, 128});
+  const Data d = make_data(g, {{2, 300}}, DType::kBF16, 33);
+  const int64_t pages[] = {num_pages - 1, num_pages - 3, 0};
+  Data far = d;
+  for (int i = 0; i < 3; ++i) {
+    const int64_t near = d.page_table[i];
+    std::memcpy(k[pages[i]].data(), d.k_pages.tensor()[near].data(), k[0].bytes());
+    std::memcpy(v[pages[i]].data(), d.v_pages.tensor()[near].data(), v[0].bytes());
+    std::memcpy(x[pages[i]].data(), d.x_pages.tensor()[near].data(), x[0].bytes());
+    far.page_table[i] = static_cast<int32_t>(pages[i]);
+  }
+  const Output want = run_attend(d, d.paged(), AttendSupport::full(), {});
+  const Output got = collect(far, DType::kF32, [&](const Tensor& o, const Tensor& lse) {
+    const AttendPlan plan = attend_plan(g, far.paged(), {.support = AttendSupport::full(), .compute = MsaCompute::kF32});
+    attend(plan, far.paged(), d.q.tensor(), k, v, {}, o, lse, Workspace(plan.workspace_bytes).get());
+  });
+  EXPECT_TRUE(same_bits(got, want));
+}
+
+TEST_F(Attend, T38_block_chosen_by_very_many_queries) {
+  // One head, blocks of 16 keys: every row of 2^15 selects block 0 beside its own block.
+  const MsaGeometry g{.groups = 1, .heads_per_group = 1, .head_dim = 16, .index_dim = 1, .block = 16, .topk = 2, .local = 1, .init = 1};
+  const Data d = make_data(g, {{1 << 15, 1 << 15}}, DType::kBF16, 38);
+  Buffer ids(DType::kI32, {1, d.T(), 2});
+  for (int32_t t = 0; t < d.T(); ++t) {
+    ids.tensor().ptr<int32_t>()[t * 2] = 0;
+    ids.tensor().ptr<int32_t>()[t * 2 + 1] = t < 16 ? -1 : t / 16;
+  }
+  expect_close(d, run_attend(d, d.packed(), AttendSupport::blocks(), ids.tensor()),
+               run_ref(d, AttendSupport::blocks(), ids.tensor()), kFp32, "T38");
 }
 
 TEST_F(Attend, lists_that_reach_into_the_future_are_refused) {
