@@ -81,19 +81,24 @@ void pack_zeros(const Slot<D>& slot, int64_t kp) {
 // kc elements, then zeros up to a full step.
 template <class D, class T>
 void pack_row(const T* src, int64_t kc, const Slot<D>& slot) {
+  typename D::Elem* out = slot.out;
   int64_t k = 0;
-  for (; k + D::kStep <= kc; k += D::kStep) D::store(slot.at(k), D::from(src + k));
+  for (; k + D::kStep <= kc; k += D::kStep, out += slot.stride) D::store(out, D::from(src + k));
   if (k < kc) {
     T tail[D::kStep] = {};
     std::memcpy(tail, src + k, (kc - k) * sizeof(T));
-    D::store(slot.at(k), D::from(tail));
+    D::store(out, D::from(tail));
   }
 }
 
 // kc is a multiple of 32 (one scale), and a step divides 32.
 template <class D>
 void pack_row_e4m3(const uint8_t* src, const uint8_t* scales, int64_t kc, const Slot<D>& slot) {
-  for (int64_t k = 0; k < kc; k += D::kStep) D::store(slot.at(k), D::from_e4m3(src + k, e8m0(scales[k / 32])));
+  typename D::Elem* out = slot.out;
+  for (int64_t k = 0; k < kc; k += 32) {
+    const float scale = e8m0(scales[k / 32]);
+    for (int i = 0; i < 32; i += D::kStep, out += slot.stride) D::store(out, D::from_e4m3(src + k + i, scale));
+  }
 }
 
 // Rows r0 .. r0 + count of the transpose of a matrix with `cols` columns (row r is its column r), kTranspose rows by as
@@ -206,6 +211,12 @@ struct RowsB {
   const T* row[4];
   typename D::Reg load(int step, int j) const { return D::from(row[j] + step * D::kStep); }
 };
+
+template <class D, class T>
+RowsB<D, T> rows_b(const GemmProblem& p, int64_t n, int64_t k0) {
+  const T* row = row_of<T>(p.b, n, p.k) + k0;
+  return {{row, row + p.k, row + 2 * p.k, row + 3 * p.k}};
+}
 
 // acc[i, 0:4] += Σ over `steps` of a_i · b_j for kRows rows of a.
 template <class D, int kRows, class A, class B>
@@ -331,12 +342,17 @@ void gemm_rows_of(const GemmProblem& p, int64_t n0, int64_t n1) {
       const int64_t kc = whole_k - k0 < kGemmBlockK ? whole_k - k0 : kGemmBlockK;
       const int steps = static_cast<int>(kc / D::kStep);
       if (cols == 4 && p.b_type == GemmType::kBf16) {
-        const uint16_t* row = row_of<uint16_t>(p.b, n, p.k) + k0;
-        rows_tiles<D, T>(p, k0, steps, RowsB<D, uint16_t>{{row, row + p.k, row + 2 * p.k, row + 3 * p.k}}, acc);
-      } else {
-        pack_b<D>(p, n, cols, k0, kc, kc, w_panel);
-        rows_tiles<D, T>(p, k0, steps, PanelB<D>{w_panel}, acc);
+        rows_tiles<D, T>(p, k0, steps, rows_b<D, uint16_t>(p, n, k0), acc);
+        continue;
       }
+      if constexpr (D::kFromF32) {
+        if (cols == 4 && p.b_type == GemmType::kF32) {
+          rows_tiles<D, T>(p, k0, steps, rows_b<D, float>(p, n, k0), acc);
+          continue;
+        }
+      }
+      pack_b<D>(p, n, cols, k0, kc, kc, w_panel);
+      rows_tiles<D, T>(p, k0, steps, PanelB<D>{w_panel}, acc);
     }
     if (rest > 0) {
       pack_b<D>(p, n, cols, whole_k, rest, padded<D>(rest), w_panel);
