@@ -9,9 +9,9 @@
 
 namespace m3 {
 
-DType DecoderOptions::activation_dtype() const {
+DType DecoderOptions::activation_dtype(const TextConfig& config) const {
   if (activations) return *activations;
-  return cpu_isa() == CpuIsa::kAvx512Bf16 ? dtype : DType::kF32;
+  return cpu_isa() == CpuIsa::kAvx512Bf16 && config.hidden_size >= kMinHiddenForBf16 ? dtype : DType::kF32;
 }
 
 namespace {
@@ -31,11 +31,11 @@ StepTensors alloc_step(const TextConfig& config, const DecoderOptions& options, 
   StepTensors t;
   t.x_TC = arena.alloc("residual", DType::kF32, {num_tokens, config.hidden_size});
   const bool any_sparse = config.num_sparse_layers() > 0, any_moe = config.num_moe_layers() > 0;
-  t.sparse = alloc_attention_acts(config, num_tokens, options.activation_dtype(), options.attention, any_sparse,
+  t.sparse = alloc_attention_acts(config, num_tokens, options.activation_dtype(config), options.attention, any_sparse,
                                   Keep::kNothing, arena);
   t.full = t.sparse;
   t.full.qi_raw_TRX = t.full.ki_raw_TX = t.full.qi_TRX = t.full.ki_TX = t.full.lists = Tensor();
-  t.moe = alloc_ffn_acts(config, num_tokens, options.activation_dtype(), any_moe, arena);
+  t.moe = alloc_ffn_acts(config, num_tokens, options.activation_dtype(config), any_moe, arena);
   t.dense = t.moe;
   t.dense.scores_TE = t.dense.expert_ids_TK = t.dense.expert_weights_TK = Tensor();
   return t;
@@ -48,7 +48,7 @@ struct HeadTensors {
 HeadTensors alloc_head(const TextConfig& config, const DecoderOptions& options, int64_t num_rows, Arena& arena) {
   HeadTensors t;
   t.x_LC = arena.alloc("rows of the head", DType::kF32, {num_rows, config.hidden_size});
-  t.h_LC = arena.alloc("head input", options.activation_dtype(), {num_rows, config.hidden_size});
+  t.h_LC = arena.alloc("head input", options.activation_dtype(config), {num_rows, config.hidden_size});
   t.logits_LV = arena.alloc("logits", DType::kF32, {num_rows, config.vocab_size});
   return t;
 }

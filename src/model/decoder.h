@@ -49,12 +49,14 @@ struct DecoderOptions {
   DType dtype = DType::kBF16;  // of the cache and of products; f32 computes in fp32 throughout
   AttentionMode attention = AttentionMode::kMsa;
   GemmOptions gemm;
-  // Of the tensors between operators. Unset: bf16 where dtype is bf16 and the CPU multiplies bf16 pairs. Elsewhere
-  // operands are widened to fp32 anyway; keeping them so costs nothing and rounds three to five times less
-  // (measured on router scores of the golden models).
+  // Of the tensors between operators. Unset: bf16 where that is faster, f32 elsewhere (activation_dtype).
   std::optional<DType> activations;
 
-  DType activation_dtype() const;
+  // f32 activations round three to five times less (measured on the router scores of the golden models, where a
+  // near-tied expert or block flips at one token in a hundred with bf16). They cost nothing unless the CPU
+  // multiplies bf16 pairs, and little where matrices are too small to be bound by products.
+  static constexpr int kMinHiddenForBf16 = 512;
+  DType activation_dtype(const TextConfig& config) const;
 };
 
 // Returns logits_LV, f32, in `arena`. Everything the step needs is carved from `arena`, from where it

@@ -40,7 +40,7 @@ Model::Model(const ModelConfig& config, ModelWeights weights, const ModelOptions
   step_arena_ = Arena("activations", kReserveFactor * step_bytes_ + kReserveBytes);
   if (options.max_vision_patches > 0) {
     M3_CHECK(config_.vision.has_value(), "media were given to a text-only model (its config has no vision_config)");
-    vision_bytes_ = vision_forward_bytes(config_, options.max_vision_patches, options.decoder.activation_dtype());
+    vision_bytes_ = vision_forward_bytes(config_, options.max_vision_patches, activation_dtype());
     vision_arena_ = Arena("vision", kReserveFactor * vision_bytes_ + kReserveBytes);
   }
 }
@@ -80,7 +80,7 @@ void Model::encode_media(const VisionGrid& grid, const Tensor& patches_NP, const
     const int64_t factor = vision.merge_factor();
     vision_forward(config_, weights_.vision, std::span(segments).subspan(begin, end - begin),
                    patches_NP.rows(patch, patch + patches), features_MC.rows(patch / factor, (patch + patches) / factor),
-                   options_.decoder.activation_dtype(), options_.decoder.gemm, vision_arena_, {}, tower);
+                   activation_dtype(), options_.decoder.gemm, vision_arena_, {}, tower);
     patch += patches;
     begin = end;
   }

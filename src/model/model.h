@@ -31,7 +31,7 @@ class Model {
 
   KvCache make_cache(int64_t num_pages) const;
 
-  DType activation_dtype() const { return options_.decoder.activation_dtype(); }
+  DType activation_dtype() const { return options_.decoder.activation_dtype(config_.text); }
 
   // One step over a batch (decoder.h). The logits are valid until the next call.
   Tensor step(const StepInput& input, const KvCache& cache, const StepTrace* trace = nullptr);
