@@ -41,8 +41,8 @@ std::vector<int32_t> read_ids(std::string_view text) {
     const size_t end = std::min(text.find_first_of(kBetween, at), text.size());
     int32_t id = 0;
     const auto parsed = std::from_chars(text.data() + at, text.data() + end, id);
-    M3_CHECK(parsed.ec == std::errc() && parsed.ptr == text.data() + end, "'{}' is no token id (want integers)",
-             text.substr(at, end - at));
+    M3_CHECK(parsed.ec == std::errc() && parsed.ptr == text.data() + end,
+             "'{}' is no token id (want integers)", text.substr(at, end - at));
     ids.push_back(id);
     at = end;
   }
@@ -51,13 +51,16 @@ std::vector<int32_t> read_ids(std::string_view text) {
 
 void print_table(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   for (int32_t id : ids) {
-    const char* kind = tokenizer.is_special(id) ? "  special" : tokenizer.is_added(id) ? "  added" : "";
+    const char* kind = tokenizer.is_special(id) ? "  special"
+                       : tokenizer.is_added(id) ? "  added"
+                                                : "";
     fmt::print("{:>8}  \"{}\"{}\n", id, readable(tokenizer.bytes(id)), kind);
   }
   fmt::print("{} tokens\n", ids.size());
 }
 
-void print_json(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, std::string_view text) {
+void print_json(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
+                std::string_view text) {
   JsonValue id_list = JsonValue::array(), tokens = JsonValue::array();
   for (int32_t id : ids) {
     id_list.push_back(JsonValue::integer(int64_t{id}));
@@ -78,7 +81,8 @@ int command_tokenize(const Args& args) {
   std::optional<std::string> file;
   bool ids_only = false, decode = false, json = false, plain = false;
   Options options("tokenize",
-                  "Cuts text into tokens with a model's tokenizer.json, or with --decode joins ids to text. The input is "
+                  "Cuts text into tokens with a model's tokenizer.json, or with --decode joins ids "
+                  "to text. The input is "
                   "TEXT, --file, or standard input.",
                   "m3 tokenize tests/golden/tokenizer/tiny 'Hello, world!'\n"
                   "  echo '39 425 310' | m3 tokenize tests/golden/tokenizer/tiny --decode");
@@ -91,9 +95,12 @@ int command_tokenize(const Args& args) {
   options.flag("--json", json, "print one JSON object: text, count, ids, tokens");
   options.flag("--plain", plain, "text that spells an added token is ordinary text");
   options.parse(args);
-  if (file && !texts.empty()) throw UsageError{"give either TEXT or --file (see m3 tokenize --help)"};
-  if (texts.size() > 1 && !decode) throw UsageError{"TEXT is one argument: put it in quotes (see m3 tokenize --help)"};
-  if (ids_only && json) throw UsageError{"--ids and --json exclude each other (see m3 tokenize --help)"};
+  if (file && !texts.empty())
+    throw UsageError{"give either TEXT or --file (see m3 tokenize --help)"};
+  if (texts.size() > 1 && !decode)
+    throw UsageError{"TEXT is one argument: put it in quotes (see m3 tokenize --help)"};
+  if (ids_only && json)
+    throw UsageError{"--ids and --json exclude each other (see m3 tokenize --help)"};
 
   const Tokenizer tokenizer = Tokenizer::load(model);
   std::string input;
@@ -105,7 +112,8 @@ int command_tokenize(const Args& args) {
     input.assign(std::istreambuf_iterator<char>(std::cin), {});
   }
 
-  const std::vector<int32_t> ids = decode ? read_ids(input) : tokenizer.encode(input, {.added_tokens = !plain});
+  const std::vector<int32_t> ids =
+      decode ? read_ids(input) : tokenizer.encode(input, {.added_tokens = !plain});
   if (json) {
     print_json(tokenizer, ids, decode ? tokenizer.decode(ids) : input);
   } else if (ids_only) {

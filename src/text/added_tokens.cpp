@@ -9,11 +9,14 @@ namespace m3 {
 namespace {
 
 // Unicode's White_Space outside ASCII, as UTF-8.
-constexpr std::string_view kWideSpaces[] = {
-    "\u0085", "\u00A0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
-    "\u2007", "\u2008", "\u2009", "\u200A", "\u2028", "\u2029", "\u202F", "\u205F", "\u3000"};
+constexpr std::string_view kWideSpaces[] = {"\u0085", "\u00A0", "\u1680", "\u2000", "\u2001",
+                                            "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
+                                            "\u2007", "\u2008", "\u2009", "\u200A", "\u2028",
+                                            "\u2029", "\u202F", "\u205F", "\u3000"};
 
-bool is_ascii_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+bool is_ascii_space(char c) {
+  return c == ' ' || (c >= '\t' && c <= '\r');
+}
 
 size_t leading_space_bytes(std::string_view text) {
   size_t at = 0;
@@ -68,7 +71,8 @@ void AddedTokenMatcher::add(const AddedToken& token) {
   tokens_.push_back(token);
 }
 
-std::optional<AddedTokenMatcher::Match> AddedTokenMatcher::find(std::string_view text, size_t from) const {
+std::optional<AddedTokenMatcher::Match> AddedTokenMatcher::find(std::string_view text,
+                                                                size_t from) const {
   for (size_t begin = from; begin < text.size(); ++begin) {
     if (!starts_[static_cast<unsigned char>(text[begin])]) continue;
     int node = 0, longest = -1;
@@ -92,11 +96,12 @@ void AddedTokenMatcher::cut(std::string_view text, std::vector<Part>& parts) con
   while (const auto match = find(text, from)) {
     from = match->end;
     size_t begin = match->begin, end = match->end;
-    if (match->token->single_word &&
-        (ends_with_word_character(text.substr(0, begin)) || starts_with_word_character(text.substr(end)))) {
+    if (match->token->single_word && (ends_with_word_character(text.substr(0, begin)) ||
+                                      starts_with_word_character(text.substr(end)))) {
       continue;
     }
-    if (match->token->lstrip) begin = std::max(done, begin - trailing_space_bytes(text.substr(0, begin)));
+    if (match->token->lstrip)
+      begin = std::max(done, begin - trailing_space_bytes(text.substr(0, begin)));
     if (match->token->rstrip) end += leading_space_bytes(text.substr(end));
     if (done < begin) parts.push_back({text.substr(done, begin - done), nullptr});
     parts.push_back({text.substr(begin, end - begin), match->token});

@@ -1,4 +1,5 @@
-// Added tokens: text that becomes one id before the split pattern sees it (markers of the protocol).
+// Added tokens: text that becomes one id before the split pattern sees it (markers of the
+// protocol).
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -9,7 +9,8 @@ namespace m3 {
 
 namespace {
 
-constexpr uint64_t kHashFactor = 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio: spreads over the high bits
+constexpr uint64_t kHashFactor =
+    0x9E3779B97F4A7C15u;  // 2^64 / golden ratio: spreads over the high bits
 
 // Above this many symbols a heap is faster than looking through all pairs for each merge.
 constexpr size_t kMaxShort = 48;
@@ -88,7 +89,8 @@ void Bpe::merge(std::string_view piece, BpeScratch& scratch, std::vector<int32_t
   for (char c : piece) scratch.ids.push_back(byte_ids_[static_cast<unsigned char>(c)]);
   const size_t num_pairs = piece.empty() ? 0 : piece.size() - 1;
   scratch.ranks.assign(piece.size(), kNoMerge);
-  for (size_t i = 0; i < num_pairs; ++i) scratch.ranks[i] = rank(scratch.ids[i], scratch.ids[i + 1]);
+  for (size_t i = 0; i < num_pairs; ++i)
+    scratch.ranks[i] = rank(scratch.ids[i], scratch.ids[i + 1]);
   if (piece.size() <= kMaxShort) {
     merge_short(scratch, ids);
   } else {
@@ -113,8 +115,9 @@ void Bpe::merge_short(BpeScratch& scratch, std::vector<int32_t>& ids) const {
   ids.insert(ids.end(), symbols, symbols + count);
 }
 
-// A list of symbols linked by position and a heap of (rank, position) of their pairs. An entry of the
-// heap is stale when the pair at its position has another rank by now: ranks are unique to pairs.
+// A list of symbols linked by position and a heap of (rank, position) of their pairs. An entry of
+// the heap is stale when the pair at its position has another rank by now: ranks are unique to
+// pairs.
 void Bpe::merge_long(BpeScratch& scratch, std::vector<int32_t>& ids) const {
   const int32_t count = static_cast<int32_t>(scratch.ids.size());
   scratch.previous.resize(scratch.ids.size());

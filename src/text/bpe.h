@@ -41,8 +41,8 @@ struct BpeScratch {
 
 class Bpe {
  public:
-  // `merges` in order of rank; a pair listed twice has its last place. `whole` (may be empty): pieces
-  // that are taken as they are, whatever the merges give (ignore_merges).
+  // `merges` in order of rank; a pair listed twice has its last place. `whole` (may be empty):
+  // pieces that are taken as they are, whatever the merges give (ignore_merges).
   Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<BpeMerge>& merges,
       std::unordered_map<std::string, int32_t> whole);
 
@@ -66,8 +66,8 @@ class Bpe {
 
   std::array<int32_t, 256> byte_ids_;
   std::vector<Entry> table_;  // open addressing, at most half full
-  // Most pairs have no merge: one bit per possible hash value answers them from the second-level cache
-  // (512 KiB for M3's 200,000 merges, beside a table of 8 MiB).
+  // Most pairs have no merge: one bit per possible hash value answers them from the second-level
+  // cache (512 KiB for M3's 200,000 merges, beside a table of 8 MiB).
   static constexpr int kFilterShift = 3, kFilterBits = 1 << kFilterShift;
   std::vector<uint64_t> filter_;
   int shift_;

@@ -24,14 +24,17 @@ bool may_become_null(std::string_view text) {
   const size_t first = text.find_first_not_of(kSpace);
   if (first == text.npos) return true;
   const std::string_view word = text.substr(first, kNull.size());
-  return kNull.starts_with(word) && text.find_first_not_of(kSpace, first + word.size()) == text.npos;
+  return kNull.starts_with(word) &&
+         text.find_first_not_of(kSpace, first + word.size()) == text.npos;
 }
 
 }  // namespace
 
 // --- one element
 
-ElementReader::ElementReader(std::string name, std::string& raw) : raw_(raw) { open(name); }
+ElementReader::ElementReader(std::string name, std::string& raw) : raw_(raw) {
+  open(name);
+}
 
 void ElementReader::open(std::string_view name) {
   append_tag("<", name, raw_);
@@ -76,9 +79,14 @@ bool ElementReader::encloses(std::string_view name) const {
 ElementReader::Step ElementReader::push(const OutputToken& token) {
   switch (token.kind) {
     case Kind::kThink:
-    case Kind::kUnthink: return Step::kOpen;
-    case Kind::kText: raw_ += token.value; return Step::kOpen;
-    case Kind::kMark: stack_.back().elided_begin = raw_.size(); return Step::kOpen;
+    case Kind::kUnthink:
+      return Step::kOpen;
+    case Kind::kText:
+      raw_ += token.value;
+      return Step::kOpen;
+    case Kind::kMark:
+      stack_.back().elided_begin = raw_.size();
+      return Step::kOpen;
     case Kind::kOpen:
       stack_.back().elided_begin = std::string::npos;
       if (stack_.size() < kMaxDepth) {
@@ -95,7 +103,8 @@ ElementReader::Step ElementReader::push(const OutputToken& token) {
       pop({}, cut);
       return Step::kEscaped;
     }
-    case Kind::kClose: break;
+    case Kind::kClose:
+      break;
   }
   // A closing tag of an element further out ends the ones inside of it.
   while (token.value != stack_.back().element.name && encloses(token.value)) {
@@ -103,7 +112,8 @@ ElementReader::Step ElementReader::push(const OutputToken& token) {
     pop({}, false);
     if (is_outermost) return Step::kEscaped;
   }
-  if (stack_.back().elided_begin != std::string::npos && token.value != stack_.back().element.name) {
+  if (stack_.back().elided_begin != std::string::npos &&
+      token.value != stack_.back().element.name) {
     close_elided(token.value);
     return Step::kOpen;
   }
@@ -128,10 +138,14 @@ ElementReader::Step CallReader::push(const OutputToken& token, std::string& delt
   switch (token.kind) {
     case Kind::kEnd:
     case Kind::kCut:
-    case Kind::kInvoke: return Step::kEscaped;
+    case Kind::kInvoke:
+      return Step::kEscaped;
     case Kind::kThink:
-    case Kind::kUnthink: break;
-    case Kind::kText: stray_ += token.value; break;
+    case Kind::kUnthink:
+      break;
+    case Kind::kText:
+      stray_ += token.value;
+      break;
     case Kind::kMark:
       stray_.clear();
       has_mark_ = true;
@@ -174,8 +188,8 @@ void CallReader::open_element(std::string_view name, std::string& deltas) {
 
 bool CallReader::can_stream(const std::string& name) const {
   const SchemaTypes types = builder_.schema().member(name).types();
-  return types.only_unknown() ||
-         (types.has(SchemaTypes::kString) && !types.has(SchemaTypes::kArray | SchemaTypes::kObject));
+  return types.only_unknown() || (types.has(SchemaTypes::kString) &&
+                                  !types.has(SchemaTypes::kArray | SchemaTypes::kObject));
 }
 
 void CallReader::stream_string(std::string& deltas) {
@@ -226,8 +240,8 @@ void CallReader::close_tag(std::string_view name, std::string& deltas) {
   has_mark_ = false;
 }
 
-// What a closing tag without its opening tag does not take for its own: declared parameters, or where
-// nothing is declared, everything but items.
+// What a closing tag without its opening tag does not take for its own: declared parameters, or
+// where nothing is declared, everything but items.
 bool CallReader::is_barrier(const CallElement& element) const {
   const ToolSchema& schema = builder_.schema();
   return schema.has_properties() ? schema.declares(element.name) : element.name != "item";

@@ -1,5 +1,5 @@
-// Reads one tool call while it arrives and gives its arguments out as JSON text: the deltas concatenate
-// to one object, equal to what the whole call converts to.
+// Reads one tool call while it arrives and gives its arguments out as JSON text: the deltas
+// concatenate to one object, equal to what the whole call converts to.
 #pragma once
 #include <optional>
 #include <string>
@@ -30,7 +30,8 @@ class ElementReader {
  private:
   struct Frame {
     CallElement element;
-    size_t elided_begin = std::string::npos;  // text behind a marker without a tag: a value without opening tag?
+    size_t elided_begin =
+        std::string::npos;  // text behind a marker without a tag: a value without opening tag?
   };
   void open(std::string_view name);
   void pop(std::string_view closed_by, bool cut);
@@ -72,16 +73,17 @@ class CallReader {
   std::string raw_;  // all text inside of elements
   ArgumentBuilder builder_;
   std::optional<ElementReader> element_;  // the parameter being read
-  std::string stray_;                     // text outside of elements: perhaps a value without opening tag
-  bool has_mark_ = false;                 // a marker without a tag came before it
-  std::vector<CallElement> waiting_;      // elements that a later closing tag may still wrap
+  std::string stray_;      // text outside of elements: perhaps a value without opening tag
+  bool has_mark_ = false;  // a marker without a tag came before it
+  std::vector<CallElement> waiting_;  // elements that a later closing tag may still wrap
 
-  bool has_members_ = false;              // of the JSON written so far
-  std::optional<size_t> mergeable_;       // last key: not written yet, as a repetition would change its value
-  std::vector<size_t> changed_;           // keys whose value changed after they were written
-  bool may_stream_ = false;               // the open element is a string whose text goes out as it comes
+  bool has_members_ = false;  // of the JSON written so far
+  std::optional<size_t>
+      mergeable_;  // last key: not written yet, as a repetition would change its value
+  std::vector<size_t> changed_;  // keys whose value changed after they were written
+  bool may_stream_ = false;      // the open element is a string whose text goes out as it comes
   bool may_be_null_ = false;
-  size_t streamed_ = 0;                   // end of what was written of it; 0: nothing yet
+  size_t streamed_ = 0;  // end of what was written of it; 0: nothing yet
 };
 
 }  // namespace m3

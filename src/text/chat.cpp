@@ -9,32 +9,45 @@ namespace {
 using namespace chat_token;
 
 constexpr std::string_view kDefaultRoot =
-    "Your model version is MiniMax-M3, developed by MiniMax. Knowledge cutoff: January 2026. Founded in early 2022, "
-    "MiniMax is a global AI foundation model company committed to advancing the frontiers of AI towards AGI.";
+    "Your model version is MiniMax-M3, developed by MiniMax. Knowledge cutoff: January 2026. "
+    "Founded in early 2022, "
+    "MiniMax is a global AI foundation model company committed to advancing the frontiers of AI "
+    "towards AGI.";
 constexpr std::string_view kDefaultDeveloper = "You are a helpful assistant.";
 constexpr std::string_view kThinkingInstructions =
-    "You have a thinking capability that allows you to reason step by step before responding. When thinking is enabled, "
-    "wrap your reasoning in <mm:think></mm:think> tags before your response. When thinking is disabled, begin your "
-    "response directly after the </mm:think> prefix. When thinking is adaptive, decide on your own whether to think for "
+    "You have a thinking capability that allows you to reason step by step before responding. When "
+    "thinking is enabled, "
+    "wrap your reasoning in <mm:think></mm:think> tags before your response. When thinking is "
+    "disabled, begin your "
+    "response directly after the </mm:think> prefix. When thinking is adaptive, decide on your own "
+    "whether to think for "
     "the current turn.\n";
 constexpr std::string_view kModeEnabled =
-    "Current thinking mode: enabled. You MUST think step by step before every response, including after receiving "
+    "Current thinking mode: enabled. You MUST think step by step before every response, including "
+    "after receiving "
     "function/tool results.\n";
-constexpr std::string_view kModeDisabled = "Current thinking mode: disabled. Do not output any thinking process.\n";
+constexpr std::string_view kModeDisabled =
+    "Current thinking mode: disabled. Do not output any thinking process.\n";
 constexpr std::string_view kModeAdaptive =
-    "Current thinking mode: adaptive. You are encouraged to think for complex decision-making, multi-step reasoning, or "
+    "Current thinking mode: adaptive. You are encouraged to think for complex decision-making, "
+    "multi-step reasoning, or "
     "when analyzing function/tool results.\n";
 
 // Texts around the list of tools; "{NS}" stands for the namespace token.
 constexpr std::string_view kToolsHead =
-    "\n\n# Tools\nYou may call one or more tools to assist with the user query.\nHere are the tools available in "
+    "\n\n# Tools\nYou may call one or more tools to assist with the user query.\nHere are the "
+    "tools available in "
     "JSONSchema format:\n\n<tools>\n";
 constexpr std::string_view kToolsTail =
-    "</tools>\n\nTo call tools, wrap all invocations in a single {NS}<tool_call>{NS}</tool_call> block. Parameter values "
-    "containing nested objects or arrays are recursively expanded into XML elements. Example:\n\n{NS}<tool_call>\n"
-    "{NS}<invoke name=\"tool-name-1\">{NS}<param-1>value-1{NS}</param-1>{NS}<param-2>{NS}<item>{NS}<key-a>val-a"
+    "</tools>\n\nTo call tools, wrap all invocations in a single {NS}<tool_call>{NS}</tool_call> "
+    "block. Parameter values "
+    "containing nested objects or arrays are recursively expanded into XML elements. "
+    "Example:\n\n{NS}<tool_call>\n"
+    "{NS}<invoke "
+    "name=\"tool-name-1\">{NS}<param-1>value-1{NS}</param-1>{NS}<param-2>{NS}<item>{NS}<key-a>val-a"
     "{NS}</key-a>{NS}<key-b>val-b{NS}</key-b>{NS}</item>{NS}</param-2>{NS}</invoke>\n"
-    "{NS}<invoke name=\"tool-name-2\">{NS}<param-1>value-1{NS}</param-1>{NS}</invoke>\n{NS}</tool_call>";
+    "{NS}<invoke "
+    "name=\"tool-name-2\">{NS}<param-1>value-1{NS}</param-1>{NS}</invoke>\n{NS}</tool_call>";
 
 std::string with_namespace(std::string_view text) {
   constexpr std::string_view kMark = "{NS}";
@@ -52,9 +65,15 @@ std::string content_text(const std::vector<ContentPart>& parts) {
   std::string out;
   for (const ContentPart& part : parts) {
     switch (part.type) {
-      case ContentPart::Type::kText: out += part.text; break;
-      case ContentPart::Type::kImage: out += kImage; break;
-      case ContentPart::Type::kVideo: out += kVideo; break;
+      case ContentPart::Type::kText:
+        out += part.text;
+        break;
+      case ContentPart::Type::kImage:
+        out += kImage;
+        break;
+      case ContentPart::Type::kVideo:
+        out += kVideo;
+        break;
     }
   }
   return out;
@@ -66,7 +85,9 @@ std::string_view strip_line_breaks(std::string_view text) {
   return text.substr(first, text.find_last_not_of('\n') - first + 1);
 }
 
-bool is_developer(const Message& message) { return message.role == "system" || message.role == "developer"; }
+bool is_developer(const Message& message) {
+  return message.role == "system" || message.role == "developer";
+}
 
 class Renderer {
  public:
@@ -124,7 +145,8 @@ class Renderer {
   void write_developer_block(std::span<const Tool> tools, const RenderOptions& options) {
     open("developer");
     const size_t place = has_root() ? 1 : 0;
-    if (place < messages_.size() && is_developer(messages_[place]) && !messages_[place].content.empty()) {
+    if (place < messages_.size() && is_developer(messages_[place]) &&
+        !messages_[place].content.empty()) {
       out_ += content_text(messages_[place].content);
     } else if (options.model_identity) {
       out_ += *options.model_identity;
@@ -166,7 +188,8 @@ class Renderer {
         const size_t last_open = before.rfind(kThinkOpen);
         if (last_open != before.npos) before = before.substr(last_open + kThinkOpen.size());
         reasoning = strip_line_breaks(before);
-        content = strip_line_breaks(std::string_view(content).substr(content.rfind(kThinkClose) + kThinkClose.size()));
+        content = strip_line_breaks(
+            std::string_view(content).substr(content.rfind(kThinkClose) + kThinkClose.size()));
       }
     }
     if (!reasoning.empty()) {
@@ -185,8 +208,9 @@ class Renderer {
     tag("<", "tool_call");
     out_ += '\n';
     for (const ToolCall& call : calls) {
-      M3_CHECK(call.arguments.is_object(), "messages[{}]: arguments of the call of '{}' are of type {}, want an object",
-               idx_, call.name, call.arguments.kind_name());
+      M3_CHECK(call.arguments.is_object(),
+               "messages[{}]: arguments of the call of '{}' are of type {}, want an object", idx_,
+               call.name, call.arguments.kind_name());
       tag("<invoke name=\"", call.name + "\"");
       write_members(call.arguments);
       tag("</", "invoke");
@@ -219,7 +243,9 @@ class Renderer {
   // Consecutive results share one turn; a skipped message between two of them ends it.
   void write_tool_result(const Message& message) {
     M3_CHECK(last_assistant_called_,
-             "messages[{}] is a tool result, but the assistant turn before it has no tool call (or there is none)", idx_);
+             "messages[{}] is a tool result, but the assistant turn before it has no tool call (or "
+             "there is none)",
+             idx_);
     if (idx_ == 0 || messages_[idx_ - 1].role != "tool") {
       out_ += kRoleStart;
       out_ += "tool";
@@ -248,7 +274,8 @@ const JsonValue* Tool::parameters() const {
   return value != nullptr && value->is_object() ? value : nullptr;
 }
 
-std::string render_chat(std::span<const Message> messages, std::span<const Tool> tools, const RenderOptions& options) {
+std::string render_chat(std::span<const Message> messages, std::span<const Tool> tools,
+                        const RenderOptions& options) {
   return Renderer(messages).render(tools, options);
 }
 

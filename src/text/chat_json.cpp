@@ -11,7 +11,8 @@ namespace {
 std::string python_text(const JsonValue& value, const std::string& where) {
   if (value.is_null()) return "None";
   if (value.is_bool()) return value.as_bool() ? "True" : "False";
-  M3_CHECK(value.is_string() || value.is_number(), "{} is of type {}, want a text", where, value.kind_name());
+  M3_CHECK(value.is_string() || value.is_number(), "{} is of type {}, want a text", where,
+           value.kind_name());
   return value.text();
 }
 
@@ -29,20 +30,25 @@ ContentPart read_part(const JsonValue& part, bool is_tool_result, const std::str
   const JsonValue* type = part.find("type");
   if (is_word(type, "image")) return ContentPart::image();
   if (is_word(type, "video")) return ContentPart::video();
-  if (is_tool_result && part.find("output") != nullptr) return ContentPart::of_text(member_text(part, "output", where));
+  if (is_tool_result && part.find("output") != nullptr)
+    return ContentPart::of_text(member_text(part, "output", where));
   if (is_word(type, "text")) return ContentPart::of_text(member_text(part, "text", where));
-  if (!is_tool_result) return ContentPart::of_text("");  // other types are ignored, but the list is not empty
+  if (!is_tool_result)
+    return ContentPart::of_text("");  // other types are ignored, but the list is not empty
   return ContentPart::of_text(python_text(part, where));
 }
 
-std::vector<ContentPart> read_content(const JsonValue* content, bool is_tool_result, const std::string& where) {
+std::vector<ContentPart> read_content(const JsonValue* content, bool is_tool_result,
+                                      const std::string& where) {
   std::vector<ContentPart> parts;
   if (content == nullptr) return parts;
   M3_CHECK(!is_tool_result || content->is_string() || content->is_array(),
-           "{} of a tool result is of type {}, want a string or a list of parts", where, content->kind_name());
+           "{} of a tool result is of type {}, want a string or a list of parts", where,
+           content->kind_name());
   if (content->is_array()) {
     for (size_t i = 0; i < content->size(); ++i) {
-      parts.push_back(read_part(content->items()[i], is_tool_result, fmt::format("{}[{}]", where, i)));
+      parts.push_back(
+          read_part(content->items()[i], is_tool_result, fmt::format("{}[{}]", where, i)));
     }
   } else if (!content->is_null()) {
     std::string text = python_text(*content, where);
@@ -59,7 +65,8 @@ ToolCall read_call(const JsonValue& call, const std::string& where) {
   M3_CHECK(name != nullptr && name->is_string(), "{} has no name (a string)", where);
   const JsonValue* arguments = body.find("arguments");
   M3_CHECK(arguments != nullptr, "{} ('{}') has no arguments", where, name->text());
-  M3_CHECK(arguments->is_object(), "{} ('{}'): arguments are of type {}, want an object; parse JSON text before", where,
+  M3_CHECK(arguments->is_object(),
+           "{} ('{}'): arguments are of type {}, want an object; parse JSON text before", where,
            name->text(), arguments->kind_name());
   return {name->text(), *arguments};
 }
@@ -67,21 +74,26 @@ ToolCall read_call(const JsonValue& call, const std::string& where) {
 Message read_message(const JsonValue& json, const std::string& where) {
   M3_CHECK(json.is_object(), "{} is of type {}, want an object", where, json.kind_name());
   Message message;
-  if (const JsonValue* role = json.find("role"); role != nullptr && role->is_string()) message.role = role->text();
-  constexpr std::string_view kRoles[] = {"root", "system", "developer", "user", "assistant", "tool"};
+  if (const JsonValue* role = json.find("role"); role != nullptr && role->is_string())
+    message.role = role->text();
+  constexpr std::string_view kRoles[] = {"root", "system",    "developer",
+                                         "user", "assistant", "tool"};
   bool known = false;
   for (std::string_view role : kRoles) known = known || message.role == role;
   if (!known) return message;  // skipped by the renderer, whatever it holds
 
   message.content = read_content(json.find("content"), message.role == "tool", where + ".content");
   if (message.role != "assistant") return message;
-  if (const JsonValue* reasoning = json.find("reasoning_content"); reasoning != nullptr && reasoning->is_string()) {
+  if (const JsonValue* reasoning = json.find("reasoning_content");
+      reasoning != nullptr && reasoning->is_string()) {
     message.reasoning = reasoning->text();
   }
   if (const JsonValue* calls = json.find("tool_calls"); calls != nullptr && !calls->is_null()) {
-    M3_CHECK(calls->is_array(), "{}.tool_calls is of type {}, want a list", where, calls->kind_name());
+    M3_CHECK(calls->is_array(), "{}.tool_calls is of type {}, want a list", where,
+             calls->kind_name());
     for (size_t i = 0; i < calls->size(); ++i) {
-      message.tool_calls.push_back(read_call(calls->items()[i], fmt::format("{}.tool_calls[{}]", where, i)));
+      message.tool_calls.push_back(
+          read_call(calls->items()[i], fmt::format("{}.tool_calls[{}]", where, i)));
     }
   }
   return message;
@@ -104,8 +116,10 @@ std::vector<Tool> read_tools(const JsonValue& tools) {
   M3_CHECK(tools.is_array(), "tools is of type {}, want a list", tools.kind_name());
   for (size_t i = 0; i < tools.size(); ++i) {
     const JsonValue* function = tools.items()[i].find("function");
-    M3_CHECK(function != nullptr && function->is_object(),
-             "tools[{}] has no object 'function' ({{\"type\": \"function\", \"function\": {{...}}}})", i);
+    M3_CHECK(
+        function != nullptr && function->is_object(),
+        "tools[{}] has no object 'function' ({{\"type\": \"function\", \"function\": {{...}}}})",
+        i);
     out.push_back({*function});
   }
   return out;

@@ -8,7 +8,9 @@
 namespace m3 {
 namespace {
 
-std::vector<Message> messages_of(const std::string& json) { return read_messages(JsonValue::parse(json, "messages")); }
+std::vector<Message> messages_of(const std::string& json) {
+  return read_messages(JsonValue::parse(json, "messages"));
+}
 
 std::string render(const std::string& json, RenderOptions options = {.thinking_mode = "enabled"}) {
   return render_chat(messages_of(json), {}, options);
@@ -26,8 +28,12 @@ std::string refusal(const std::string& json) {
 TEST(Chat, a_request_built_in_code_equals_the_one_read_from_json) {
   std::vector<Message> messages(3);
   messages[0] = {.role = "system", .content = {ContentPart::of_text("Be brief.")}};
-  messages[1] = {.role = "user", .content = {ContentPart::image(), ContentPart::of_text("What is this?")}};
-  messages[2] = {.role = "assistant", .content = {}, .reasoning = "hm", .tool_calls = {{"look", JsonValue::object()}}};
+  messages[1] = {.role = "user",
+                 .content = {ContentPart::image(), ContentPart::of_text("What is this?")}};
+  messages[2] = {.role = "assistant",
+                 .content = {},
+                 .reasoning = "hm",
+                 .tool_calls = {{"look", JsonValue::object()}}};
   messages[2].tool_calls[0].arguments.set("n", JsonValue::integer(3));
   const std::string json = R"([{"role":"system","content":"Be brief."},
     {"role":"user","content":[{"type":"image"},{"type":"text","text":"What is this?"}]},
@@ -51,20 +57,24 @@ TEST(Chat, refusals_name_the_place) {
   expect(R"({})", "messages");
   expect(R"([3])", "messages[0]");
   expect(R"([{"role":"user","content":{"a":1}}])", "messages[0].content");
-  expect(R"([{"role":"user","content":[{"type":"text","text":[1]}]}])", "messages[0].content[0].text");
+  expect(R"([{"role":"user","content":[{"type":"text","text":[1]}]}])",
+         "messages[0].content[0].text");
   expect(R"([{"role":"tool","content":"x"}])", "messages[0]");
-  expect(R"([{"role":"assistant","tool_calls":[{"name":"f","arguments":"{}"}]}])", "messages[0].tool_calls[0]");
+  expect(R"([{"role":"assistant","tool_calls":[{"name":"f","arguments":"{}"}]}])",
+         "messages[0].tool_calls[0]");
   expect(R"([{"role":"assistant","tool_calls":[{"arguments":{}}]}])", "messages[0].tool_calls[0]");
   expect(R"([{"role":"assistant","tool_calls":{}}])", "messages[0].tool_calls");
-  expect(R"([{"role":"assistant","tool_calls":[{"name":"f","arguments":{}}]},{"role":"tool","content":[{"a":1}]}])",
-         "messages[1].content[0]");
+  expect(
+      R"([{"role":"assistant","tool_calls":[{"name":"f","arguments":{}}]},{"role":"tool","content":[{"a":1}]}])",
+      "messages[1].content[0]");
   EXPECT_THROW(read_tools(JsonValue::parse(R"([{"name":"f"}])", "tools")), Error);
   EXPECT_THROW(read_tools(JsonValue::parse(R"({})", "tools")), Error);
   EXPECT_TRUE(read_tools(JsonValue()).empty());
 }
 
 TEST(Chat, messages_of_unknown_roles_are_skipped_whatever_they_hold) {
-  const std::string other = R"([{"role":"user","content":"x"},{"role":"critic","content":{"a":1},"tool_calls":7}])";
+  const std::string other =
+      R"([{"role":"user","content":"x"},{"role":"critic","content":{"a":1},"tool_calls":7}])";
   EXPECT_EQ(render(other), render(R"([{"role":"user","content":"x"}])"));
 }
 
@@ -86,7 +96,8 @@ TEST(Placeholders, timestamps_round_the_double_correctly) {
 }
 
 TEST(Placeholders, a_wrong_number_of_timestamps_is_refused) {
-  EXPECT_THROW(expand_placeholders("]<]video[>[", {}, std::vector<VideoSpan>{{2, 1, {0.0}}}), Error);
+  EXPECT_THROW(expand_placeholders("]<]video[>[", {}, std::vector<VideoSpan>{{2, 1, {0.0}}}),
+               Error);
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int32_t kBottom = -1;  // the stack of the whole grammar's rule
 
-// A place in the machine: a state, and where its rule returns to. A grammar's position is a set of them.
+// A place in the machine: a state, and where its rule returns to. A grammar's position is a set of
+// them.
 struct Config {
   int32_t state, stack;
   bool operator==(const Config&) const = default;
@@ -22,7 +23,8 @@ using Configs = std::vector<Config>;
 class StackPool {
  public:
   int32_t push(int32_t below, int32_t state) {
-    const uint64_t key = uint64_t{static_cast<uint32_t>(below)} << 32 | static_cast<uint32_t>(state);
+    const uint64_t key =
+        uint64_t{static_cast<uint32_t>(below)} << 32 | static_cast<uint32_t>(state);
     const auto [at, is_new] = index_.try_emplace(key, static_cast<int32_t>(entries_.size()));
     if (is_new) entries_.push_back({state, below});
     return at->second;
@@ -42,8 +44,8 @@ class Runner {
  public:
   Runner(const GrammarMachine& machine, StackPool& stacks) : machine_(machine), stacks_(stacks) {}
 
-  // Adds a place and all places reached from it without consuming anything. Returns whether the rule at
-  // the bottom may end.
+  // Adds a place and all places reached from it without consuming anything. Returns whether the
+  // rule at the bottom may end.
   bool add(Config config, Configs& set) const {
     if (machine_.is_plain(config.state)) {
       if (std::find(set.begin(), set.end(), config) == set.end()) set.push_back(config);
@@ -86,11 +88,12 @@ class Runner {
     Configs set;
   };
 
-  // Walks the tokens below a node from a position. Calls on_token(id) for those that are allowed and
-  // on_end(node) where the rule at the bottom may end inside a token. `levels` is working memory.
+  // Walks the tokens below a node from a position. Calls on_token(id) for those that are allowed
+  // and on_end(node) where the rule at the bottom may end inside a token. `levels` is working
+  // memory.
   template <typename OnToken, typename OnEnd>
-  void walk(const TokenTrie& trie, int32_t node, const Configs& start, std::vector<Level>& levels, OnToken on_token,
-            OnEnd on_end) const {
+  void walk(const TokenTrie& trie, int32_t node, const Configs& start, std::vector<Level>& levels,
+            OnToken on_token, OnEnd on_end) const {
     if (levels.empty()) levels.resize(1);
     levels[0].is_single = false;
     levels[0].set = start;
@@ -133,8 +136,8 @@ class Runner {
   StackPool& stacks_;
 };
 
-// What a state allows whatever its stack is: tokens, and the nodes of the trie where its rule can end and
-// the stack has to say how a token may go on.
+// What a state allows whatever its stack is: tokens, and the nodes of the trie where its rule can
+// end and the stack has to say how a token may go on.
 struct StateMask {
   bool is_dense = false;
   std::vector<uint64_t> words;  // dense
@@ -171,9 +174,10 @@ struct Grammar::Impl {
     if (!machine.state(state).has_bytes) return mask;
     StackPool stacks;
     std::vector<Runner::Level> levels;
-    Runner(machine, stacks).walk(
-        *trie, 0, {{state, kBottom}}, levels, [&](int32_t id) { mask.ids.push_back(id); },
-        [&](int32_t node) { mask.ends.push_back(node); });
+    Runner(machine, stacks)
+        .walk(
+            *trie, 0, {{state, kBottom}}, levels, [&](int32_t id) { mask.ids.push_back(id); },
+            [&](int32_t node) { mask.ends.push_back(node); });
     constexpr size_t kSparseShare = 64;  // below this share of the vocabulary a list is smaller
     mask.is_dense = mask.ids.size() > static_cast<size_t>(trie->num_tokens()) / kSparseShare;
     if (mask.is_dense) {
@@ -194,21 +198,27 @@ struct Grammar::Impl {
 Grammar::Grammar(std::shared_ptr<const TokenTrie> trie, GrammarMachine machine)
     : impl_(std::make_unique<Impl>(std::move(trie), std::move(machine))) {}
 Grammar::~Grammar() = default;
-size_t Grammar::num_states() const { return impl_->machine.size(); }
+size_t Grammar::num_states() const {
+  return impl_->machine.size();
+}
 
-std::shared_ptr<const Grammar> Grammar::json_schema(std::shared_ptr<const TokenTrie> trie, const JsonValue& schema) {
+std::shared_ptr<const Grammar> Grammar::json_schema(std::shared_ptr<const TokenTrie> trie,
+                                                    const JsonValue& schema) {
   return std::make_shared<const Grammar>(std::move(trie), json_schema_machine(schema));
 }
 std::shared_ptr<const Grammar> Grammar::json_object(std::shared_ptr<const TokenTrie> trie) {
   return std::make_shared<const Grammar>(std::move(trie), json_object_machine());
 }
-std::shared_ptr<const Grammar> Grammar::regex(std::shared_ptr<const TokenTrie> trie, std::string_view pattern) {
+std::shared_ptr<const Grammar> Grammar::regex(std::shared_ptr<const TokenTrie> trie,
+                                              std::string_view pattern) {
   return std::make_shared<const Grammar>(std::move(trie), regex_machine(pattern));
 }
-std::shared_ptr<const Grammar> Grammar::choice(std::shared_ptr<const TokenTrie> trie, std::span<const std::string> texts) {
+std::shared_ptr<const Grammar> Grammar::choice(std::shared_ptr<const TokenTrie> trie,
+                                               std::span<const std::string> texts) {
   return std::make_shared<const Grammar>(std::move(trie), choice_machine(texts));
 }
-std::shared_ptr<const Grammar> Grammar::tool_calls(std::shared_ptr<const TokenTrie> trie, std::span<const Tool> tools,
+std::shared_ptr<const Grammar> Grammar::tool_calls(std::shared_ptr<const TokenTrie> trie,
+                                                   std::span<const Tool> tools,
                                                    const ToolCallRules& rules) {
   return std::make_shared<const Grammar>(std::move(trie), tool_call_machine(tools, rules));
 }
@@ -265,7 +275,8 @@ struct GrammarState::Impl {
       behind.clear();
       runner.add({stacks.state(config.stack), stacks.below(config.stack)}, behind);
       for (int32_t node : local.ends) {
-        runner.walk(trie(), node, behind, levels, [&](int32_t id) { out.set(id); }, [](int32_t) {});
+        runner.walk(
+            trie(), node, behind, levels, [&](int32_t id) { out.set(id); }, [](int32_t) {});
       }
     }
   }
@@ -309,9 +320,11 @@ struct GrammarState::Impl {
   std::vector<Runner::Level> levels;  // working memory
 };
 
-GrammarState::GrammarState(std::shared_ptr<const Grammar> grammar) : impl_(std::make_unique<Impl>(std::move(grammar))) {}
+GrammarState::GrammarState(std::shared_ptr<const Grammar> grammar)
+    : impl_(std::make_unique<Impl>(std::move(grammar))) {}
 GrammarState::~GrammarState() = default;
-GrammarState::GrammarState(const GrammarState& other) : impl_(std::make_unique<Impl>(*other.impl_)) {}
+GrammarState::GrammarState(const GrammarState& other)
+    : impl_(std::make_unique<Impl>(*other.impl_)) {}
 GrammarState& GrammarState::operator=(const GrammarState& other) {
   if (this != &other) impl_ = std::make_unique<Impl>(*other.impl_);
   return *this;
@@ -325,9 +338,17 @@ bool GrammarState::accept(int32_t id) {
   return !bytes.empty() && impl_->accept_bytes(bytes);
 }
 
-bool GrammarState::accept_text(std::string_view text) { return impl_->accept_bytes(text); }
-const TokenMask& GrammarState::mask() { return impl_->mask(); }
-bool GrammarState::can_end() const { return impl_->at_end; }
-bool GrammarState::must_end() const { return impl_->must_end(); }
+bool GrammarState::accept_text(std::string_view text) {
+  return impl_->accept_bytes(text);
+}
+const TokenMask& GrammarState::mask() {
+  return impl_->mask();
+}
+bool GrammarState::can_end() const {
+  return impl_->at_end;
+}
+bool GrammarState::must_end() const {
+  return impl_->must_end();
+}
 
 }  // namespace m3

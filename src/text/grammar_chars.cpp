@@ -33,7 +33,8 @@ std::string utf8(uint32_t character) {
 // continuation bytes share those, which keeps counted strings small.
 class Utf8Writer {
  public:
-  explicit Utf8Writer(GrammarBuilder& builder) : builder_(builder), all_(builder.nothing()), tails_{all_.end} {}
+  explicit Utf8Writer(GrammarBuilder& builder)
+      : builder_(builder), all_(builder.nothing()), tails_{all_.end} {}
 
   // Cuts the range into pieces of one length whose byte ranges are independent of each other.
   void add(uint32_t low, uint32_t high) {
@@ -94,7 +95,8 @@ class Utf8Writer {
 Part hex_digits(GrammarBuilder& builder, int count) {
   std::vector<Part> digits;
   for (int i = 0; i < count; ++i) {
-    digits.push_back(builder.either({builder.bytes('0', '9'), builder.bytes('a', 'f'), builder.bytes('A', 'F')}));
+    digits.push_back(builder.either(
+        {builder.bytes('0', '9'), builder.bytes('a', 'f'), builder.bytes('A', 'F')}));
   }
   return builder.sequence(digits);
 }
@@ -116,7 +118,8 @@ void CharSet::add(Range range) {
   }
   if (range.low > range.high) return;
   ranges_.push_back(range);
-  std::sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.low < b.low; });
+  std::sort(ranges_.begin(), ranges_.end(),
+            [](const Range& a, const Range& b) { return a.low < b.low; });
   std::vector<Range> merged;
   for (const Range& next : ranges_) {
     if (!merged.empty() && next.low <= merged.back().high + 1) {
@@ -163,12 +166,14 @@ Part grammar_json_char(GrammarBuilder& builder, UnicodeEscapes unicode_escapes) 
   std::vector<Part> escapes = {either_byte(builder, "\"\\/bfnrt")};
   if (unicode_escapes == UnicodeEscapes::kYes) {
     const auto unit = [&](std::string_view first, Part second, int rest) {
-      return builder.sequence({builder.literal("u"), either_byte(builder, first), second, hex_digits(builder, rest)});
+      return builder.sequence(
+          {builder.literal("u"), either_byte(builder, first), second, hex_digits(builder, rest)});
     };
     escapes.push_back(unit("0123456789abcefABCEF", hex_digits(builder, 1), 2));
     escapes.push_back(unit("dD", builder.bytes('0', '7'), 2));
-    escapes.push_back(builder.sequence({unit("dD", either_byte(builder, "89abAB"), 2), builder.literal("\\"),
-                                        unit("dD", either_byte(builder, "cdefCDEF"), 2)}));
+    escapes.push_back(
+        builder.sequence({unit("dD", either_byte(builder, "89abAB"), 2), builder.literal("\\"),
+                          unit("dD", either_byte(builder, "cdefCDEF"), 2)}));
   }
   const CharSet plain = CharSet({{0, 0x1F}, {'"', '"'}, {'\\', '\\'}}).inverted();
   return builder.either({grammar_char(builder, plain, CharForm::kRaw),

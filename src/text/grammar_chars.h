@@ -37,8 +37,8 @@ enum class CharForm {
 // One character of the set.
 GrammarBuilder::Part grammar_char(GrammarBuilder& builder, const CharSet& set, CharForm form);
 
-// Any character of a JSON string, as itself or escaped. \u escapes (scalar values only) more than double
-// the states, so that counted strings go without.
+// Any character of a JSON string, as itself or escaped. \u escapes (scalar values only) more than
+// double the states, so that counted strings go without.
 enum class UnicodeEscapes { kNo, kYes };
 GrammarBuilder::Part grammar_json_char(GrammarBuilder& builder, UnicodeEscapes unicode_escapes);
 

@@ -1,5 +1,5 @@
-// Any schema: refused with an Error, or a grammar whose masks always leave a way, whose answers are JSON,
-// and which allows exactly the tokens of its masks. Input: SCHEMA NUL CHOICES.
+// Any schema: refused with an Error, or a grammar whose masks always leave a way, whose answers are
+// JSON, and which allows exactly the tokens of its masks. Input: SCHEMA NUL CHOICES.
 #include <cstdlib>
 #include <filesystem>
 
@@ -13,8 +13,8 @@ void require(bool holds) {
 }
 
 std::shared_ptr<const m3::TokenTrie> trie() {
-  static const auto shared = std::make_shared<const m3::TokenTrie>(
-      m3::Tokenizer::load(std::filesystem::path(__FILE__).parent_path() / "../../tests/golden/tokenizer/tiny"));
+  static const auto shared = std::make_shared<const m3::TokenTrie>(m3::Tokenizer::load(
+      std::filesystem::path(__FILE__).parent_path() / "../../tests/golden/tokenizer/tiny"));
   return shared;
 }
 

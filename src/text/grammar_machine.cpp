@@ -17,7 +17,8 @@ constexpr size_t kMaxNodes = 1'000'000;
 // --- fragments
 
 int GrammarBuilder::add_node() {
-  M3_CHECK(nodes_.size() < kMaxNodes, "the grammar is too large (more than {} positions)", kMaxNodes);
+  M3_CHECK(nodes_.size() < kMaxNodes, "the grammar is too large (more than {} positions)",
+           kMaxNodes);
   nodes_.emplace_back();
   return static_cast<int>(nodes_.size()) - 1;
 }
@@ -77,10 +78,13 @@ GrammarBuilder::Part GrammarBuilder::either(const std::vector<Part>& parts) {
   return all;
 }
 
-GrammarBuilder::Part GrammarBuilder::optional(Part part) { return either({part, empty()}); }
+GrammarBuilder::Part GrammarBuilder::optional(Part part) {
+  return either({part, empty()});
+}
 
 GrammarBuilder::Part GrammarBuilder::loop(Part part) {
-  const Part all = nothing();  // nodes of its own: the way back must not lead past what comes before
+  const Part all =
+      nothing();  // nodes of its own: the way back must not lead past what comes before
   link(all.begin, part.begin);
   link(part.end, all.end);
   link(all.end, all.begin);
@@ -126,7 +130,8 @@ class Determinizer {
       pending_.pop_back();
       expand(next);
     }
-    for (auto& state : machine_.states_) {  // rules were numbered by their place until all were known
+    for (auto& state :
+         machine_.states_) {  // rules were numbered by their place until all were known
       for (auto& call : state.calls) call.start = rule_start_.at(call.start);
     }
     for (const auto& state : machine_.states_) {
@@ -144,17 +149,22 @@ class Determinizer {
     Nodes nodes;
   };
 
-  const GrammarBuilder::Node& node(int index) const { return builder_.nodes_[static_cast<size_t>(index)]; }
-  const GrammarBuilder::Part& rule(int index) const { return builder_.rules_[static_cast<size_t>(index)]; }
+  const GrammarBuilder::Node& node(int index) const {
+    return builder_.nodes_[static_cast<size_t>(index)];
+  }
+  const GrammarBuilder::Part& rule(int index) const {
+    return builder_.rules_[static_cast<size_t>(index)];
+  }
 
-  // A node is productive if its rule can end from there. Edges to others are dropped, so that a state
-  // of the machine always leads to an end: a mask is never empty.
+  // A node is productive if its rule can end from there. Edges to others are dropped, so that a
+  // state of the machine always leads to an end: a mask is never empty.
   void find_productive() {
     const size_t num_nodes = builder_.nodes_.size();
     productive_.assign(num_nodes, false);
     rule_productive_.assign(builder_.rules_.size(), false);
-    std::vector<std::vector<int>> back(num_nodes);       // edges without a condition, turned around
-    std::vector<std::vector<std::pair<int, int>>> calls(builder_.rules_.size());  // (from, to) by rule
+    std::vector<std::vector<int>> back(num_nodes);  // edges without a condition, turned around
+    std::vector<std::vector<std::pair<int, int>>> calls(
+        builder_.rules_.size());  // (from, to) by rule
     Nodes work;
     const auto mark = [&](int at) {
       if (productive_[static_cast<size_t>(at)]) return;
@@ -196,15 +206,16 @@ class Determinizer {
     }
   }
 
-  // The nodes reached from a set without consuming anything, without those that only pass on: two sets
-  // with the same future should be equal.
+  // The nodes reached from a set without consuming anything, without those that only pass on: two
+  // sets with the same future should be equal.
   Nodes closure(int in_rule, Nodes work) {
     Nodes kept;
     ++round_;
     while (!work.empty()) {
       const int at = work.back();
       work.pop_back();
-      if (!productive_[static_cast<size_t>(at)] || seen_in_[static_cast<size_t>(at)] == round_) continue;
+      if (!productive_[static_cast<size_t>(at)] || seen_in_[static_cast<size_t>(at)] == round_)
+        continue;
       seen_in_[static_cast<size_t>(at)] = round_;
       const auto& edges = node(at);
       const bool leads_on = !edges.bytes.empty() || !edges.calls.empty() || !edges.tokens.empty();
@@ -219,9 +230,11 @@ class Determinizer {
   int32_t state_of(int in_rule, Nodes nodes) {
     nodes = closure(in_rule, std::move(nodes));
     if (nodes.empty()) return -1;
-    const auto [at, is_new] = ids_.try_emplace({in_rule, nodes}, static_cast<int32_t>(machine_.states_.size()));
+    const auto [at, is_new] =
+        ids_.try_emplace({in_rule, nodes}, static_cast<int32_t>(machine_.states_.size()));
     if (is_new) {
-      M3_CHECK(machine_.states_.size() < max_states_, "the grammar is too large (more than {} states)", max_states_);
+      M3_CHECK(machine_.states_.size() < max_states_,
+               "the grammar is too large (more than {} states)", max_states_);
       machine_.states_.emplace_back();
       machine_.next_.resize(machine_.next_.size() + 256, -1);
       pending_.push_back({at->second, in_rule, std::move(nodes)});
@@ -245,7 +258,8 @@ class Determinizer {
     for (int at : from.nodes) {
       is_final = is_final || at == rule(from.rule).end;
       for (const auto& edge : node(at).bytes) {
-        for (int byte = edge.low; byte <= edge.high; ++byte) by_byte[static_cast<size_t>(byte)].push_back(edge.to);
+        for (int byte = edge.low; byte <= edge.high; ++byte)
+          by_byte[static_cast<size_t>(byte)].push_back(edge.to);
       }
       for (const auto& edge : node(at).tokens) by_token[edge.id].push_back(edge.to);
       for (const auto& edge : node(at).calls) {
@@ -255,7 +269,9 @@ class Determinizer {
     std::array<int32_t, 256> next;
     for (size_t byte = 0; byte < 256; ++byte) {
       const bool same = byte > 0 && by_byte[byte] == by_byte[byte - 1];
-      next[byte] = same ? next[byte - 1] : by_byte[byte].empty() ? -1 : state_of(from.rule, by_byte[byte]);
+      next[byte] = same                    ? next[byte - 1]
+                   : by_byte[byte].empty() ? -1
+                                           : state_of(from.rule, by_byte[byte]);
     }
     GrammarMachine::State state;
     state.is_final = is_final;
@@ -270,11 +286,13 @@ class Determinizer {
       state.calls.push_back({called, back});
     }
     for (int32_t to : next) state.has_bytes = state.has_bytes || to >= 0;
-    std::copy(next.begin(), next.end(), machine_.next_.begin() + static_cast<long>(from.state) * 256);
+    std::copy(next.begin(), next.end(),
+              machine_.next_.begin() + static_cast<long>(from.state) * 256);
     machine_.states_[static_cast<size_t>(from.state)] = std::move(state);
   }
 
-  // Whether a rule can end without consuming anything, and which rules it can call before consuming.
+  // Whether a rule can end without consuming anything, and which rules it can call before
+  // consuming.
   void check_left_recursion() const {
     std::map<int32_t, bool> nullable;  // by start state
     for (const auto& [called, start] : rule_start_) nullable[start] = false;
@@ -282,7 +300,8 @@ class Determinizer {
       std::vector<int32_t> all = {start};
       for (size_t i = 0; i < all.size(); ++i) {
         for (const auto& call : machine_.state(all[i]).calls) {
-          if (nullable[call.start] && std::find(all.begin(), all.end(), call.back) == all.end()) all.push_back(call.back);
+          if (nullable[call.start] && std::find(all.begin(), all.end(), call.back) == all.end())
+            all.push_back(call.back);
         }
       }
       return all;

@@ -1,7 +1,7 @@
 // Grammars as automata over bytes: a set of rules that call each other. The builder makes
-// nondeterministic fragments; finish() makes every rule deterministic, so that what is left undecided
-// at run time is only which rule was called. Schemas, regular expressions and word lists all become
-// such machines (grammar.h runs them).
+// nondeterministic fragments; finish() makes every rule deterministic, so that what is left
+// undecided at run time is only which rule was called. Schemas, regular expressions and word lists
+// all become such machines (grammar.h runs them).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,8 +14,8 @@ namespace m3 {
 class GrammarMachine {
  public:
   struct Call {
-    int32_t start;    // state where the called rule begins
-    int32_t back;     // state of the caller behind it
+    int32_t start;  // state where the called rule begins
+    int32_t back;   // state of the caller behind it
   };
   struct TokenEdge {
     int32_t id;  // a token that counts by its id, not by its text
@@ -32,7 +32,9 @@ class GrammarMachine {
   size_t size() const { return states_.size(); }
   const State& state(int32_t state) const { return states_[static_cast<size_t>(state)]; }
   // -1: the byte cannot follow.
-  int32_t next(int32_t state, uint8_t byte) const { return next_[static_cast<size_t>(state) * 256 + byte]; }
+  int32_t next(int32_t state, uint8_t byte) const {
+    return next_[static_cast<size_t>(state) * 256 + byte];
+  }
   // Nothing but bytes leads on from here.
   bool is_plain(int32_t state) const { return is_plain_[static_cast<size_t>(state)] != 0; }
 
@@ -60,11 +62,11 @@ class GrammarBuilder {
   Part sequence(const std::vector<Part>& parts);
   Part either(const std::vector<Part>& parts);
   Part optional(Part part);
-  Part loop(Part part);  // once or more
+  Part loop(Part part);                                         // once or more
   Part repeat(const MakePart& make, int64_t min, int64_t max);  // max < 0: without end
 
-  // For what is no sequence or choice: nodes of one's own. A node that can be left again after it was
-  // reached must not be the entry of another part.
+  // For what is no sequence or choice: nodes of one's own. A node that can be left again after it
+  // was reached must not be the entry of another part.
   int add_node();
   void link(int from, int to) { nodes_[static_cast<size_t>(from)].empty.push_back(to); }
   void link_bytes(int from, uint8_t low, uint8_t high, int to) {
@@ -78,8 +80,8 @@ class GrammarBuilder {
   void define_rule(int rule, Part body) { rules_[static_cast<size_t>(rule)] = body; }
   Part call(int rule);
 
-  // Throws Error if the machine needs more than max_states, if no text satisfies it, or if a rule calls
-  // itself without consuming anything.
+  // Throws Error if the machine needs more than max_states, if no text satisfies it, or if a rule
+  // calls itself without consuming anything.
   GrammarMachine finish(int root_rule, size_t max_states) const;
 
  private:

@@ -43,8 +43,8 @@ class RegexReader {
     return read_utf8(text);
   }
 
-  // Each alternative of the outermost level may begin with ^ and end with $; where it does not and the
-  // pattern need not match the whole text, anything may stand there.
+  // Each alternative of the outermost level may begin with ^ and end with $; where it does not and
+  // the pattern need not match the whole text, anything may stand there.
   Part alternatives(int depth) {
     if (depth > kMaxNesting) refuse("too many nested groups");
     std::vector<Part> parts;
@@ -61,13 +61,15 @@ class RegexReader {
   }
 
   Part anything() {
-    return builder_.repeat([&] { return grammar_char(builder_, CharSet::all(), options_.form); }, 0, -1);
+    return builder_.repeat([&] { return grammar_char(builder_, CharSet::all(), options_.form); }, 0,
+                           -1);
   }
 
   Part sequence(int depth) {
     std::vector<Part> parts;
     while (more() && peek() != '|' && peek() != ')') {
-      if (depth == 0 && peek() == '$' && (at_ + 1 == pattern_.size() || pattern_[at_ + 1] == '|')) break;
+      if (depth == 0 && peek() == '$' && (at_ + 1 == pattern_.size() || pattern_[at_ + 1] == '|'))
+        break;
       parts.push_back(repeated(depth));
     }
     return builder_.sequence(parts);
@@ -89,7 +91,8 @@ class RegexReader {
       return once;
     }
     take("?");  // lazy: the same language
-    if (std::string_view("*+?{").find(peek()) != std::string_view::npos && more()) refuse("a possessive or repeated quantifier");
+    if (std::string_view("*+?{").find(peek()) != std::string_view::npos && more())
+      refuse("a possessive or repeated quantifier");
     return all;
   }
 
@@ -110,7 +113,8 @@ class RegexReader {
 
   int64_t number() {
     int64_t value = -1;
-    for (; peek() >= '0' && peek() <= '9' && value <= kMaxRepeat; ++at_) value = std::max<int64_t>(value, 0) * 10 + peek() - '0';
+    for (; peek() >= '0' && peek() <= '9' && value <= kMaxRepeat; ++at_)
+      value = std::max<int64_t>(value, 0) * 10 + peek() - '0';
     if (value > kMaxRepeat) refuse("a repetition above 1000");
     return value;
   }
@@ -132,7 +136,8 @@ class RegexReader {
       if (!take(")")) refuse("a group that is not closed");
       return inside;
     }
-    if (std::string_view("*+?{").find(peek()) != std::string_view::npos) refuse("a quantifier with nothing before it");
+    if (std::string_view("*+?{").find(peek()) != std::string_view::npos)
+      refuse("a quantifier with nothing before it");
     if (peek() == '^' || peek() == '$') refuse("an anchor inside");
     CharSet set;
     if (take("[")) {
@@ -158,7 +163,8 @@ class RegexReader {
       if (peek() == '-' && at_ + 1 < pattern_.size() && pattern_[at_ + 1] != ']') {
         take("-");
         const CharSet last = class_item();
-        if (!is_single(item) || !is_single(last) || item.ranges()[0].low > last.ranges()[0].low) refuse("a malformed range");
+        if (!is_single(item) || !is_single(last) || item.ranges()[0].low > last.ranges()[0].low)
+          refuse("a malformed range");
         item = {{item.ranges()[0].low, last.ranges()[0].low}};
       }
       set.add(item);
@@ -184,7 +190,10 @@ class RegexReader {
     uint32_t value = 0;
     for (size_t i = 0; i < count; ++i, ++at_) {
       const char c = peek();
-      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+      const int digit = c >= '0' && c <= '9'   ? c - '0'
+                        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                               : -1;
       if (digit < 0) refuse("a malformed escape");
       value = value * 16 + static_cast<uint32_t>(digit);
     }
@@ -194,8 +203,9 @@ class RegexReader {
   CharSet escape() {
     const CharSet digits = {{'0', '9'}};
     const CharSet word = {{'a', 'z'}, {'A', 'Z'}, {'0', '9'}, {'_', '_'}};
-    const CharSet space = {{'\t', '\r'},     {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680}, {0x2000, 0x200A},
-                           {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
+    const CharSet space = {{'\t', '\r'},     {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680},
+                           {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F},
+                           {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
     if (!more()) refuse("a \\ at the end");
     if (take("d")) return digits;
     if (take("D")) return digits.inverted();
@@ -217,7 +227,8 @@ class RegexReader {
       constexpr std::string_view kNames = "tnrfv0", kValues("\t\n\r\f\v\0", 6);
       const char c = peek();
       const size_t name = kNames.find(c);
-      const bool is_punctuation = c > ' ' && c < 0x7F && !std::isalnum(static_cast<unsigned char>(c));
+      const bool is_punctuation =
+          c > ' ' && c < 0x7F && !std::isalnum(static_cast<unsigned char>(c));
       if (name == kNames.npos && !is_punctuation) refuse("an escape of this kind");
       character = static_cast<uint8_t>(name == kNames.npos ? c : kValues[name]);
       ++at_;

@@ -1,5 +1,5 @@
-// Structured output by brute force: masks against stepping byte by byte, random answers against a small
-// validator of their own, regular expressions and number ranges against enumeration.
+// Structured output by brute force: masks against stepping byte by byte, random answers against a
+// small validator of their own, regular expressions and number ranges against enumeration.
 #include "text/grammar.h"
 
 #include <gtest/gtest.h>
@@ -17,10 +17,13 @@
 namespace m3 {
 namespace {
 
-JsonValue json(std::string_view text) { return JsonValue::parse(text, "test"); }
+JsonValue json(std::string_view text) {
+  return JsonValue::parse(text, "test");
+}
 
 const Tokenizer& tokenizer() {
-  static const Tokenizer tiny = Tokenizer::load(std::string(M3_SOURCE_DIR) + "/tests/golden/tokenizer/tiny");
+  static const Tokenizer tiny =
+      Tokenizer::load(std::string(M3_SOURCE_DIR) + "/tests/golden/tokenizer/tiny");
   return tiny;
 }
 
@@ -64,7 +67,8 @@ const JsonValue& at_pointer(const JsonValue& root, const std::string& pointer) {
 
 bool has_type(const JsonValue& value, const std::string& type) {
   if (type == "number") return value.is_number();
-  if (type == "integer") return value.is_number() && std::floor(value.as_double()) == value.as_double();
+  if (type == "integer")
+    return value.is_number() && std::floor(value.as_double()) == value.as_double();
   if (type == "boolean") return value.is_bool();
   return type == value.kind_name();
 }
@@ -116,10 +120,13 @@ bool validates_scalar(const JsonValue& schema, const JsonValue& value) {
   }
   if (value.is_string()) {
     const auto length = static_cast<double>(num_characters(value.text()));
-    if (schema.find("minLength") != nullptr && length < schema.find("minLength")->as_double()) return false;
-    if (schema.find("maxLength") != nullptr && length > schema.find("maxLength")->as_double()) return false;
+    if (schema.find("minLength") != nullptr && length < schema.find("minLength")->as_double())
+      return false;
+    if (schema.find("maxLength") != nullptr && length > schema.find("maxLength")->as_double())
+      return false;
     const JsonValue* pattern = schema.find("pattern");
-    if (pattern != nullptr && !std::regex_search(value.text(), std::regex(pattern->text()))) return false;
+    if (pattern != nullptr && !std::regex_search(value.text(), std::regex(pattern->text())))
+      return false;
   }
   return true;
 }
@@ -127,22 +134,28 @@ bool validates_scalar(const JsonValue& schema, const JsonValue& value) {
 bool validates(const JsonValue& schema, const JsonValue& value, const JsonValue& root) {
   if (schema.is_bool()) return schema.as_bool();
   if (schema.find("nullable") != nullptr && value.is_null()) return true;
-  if (const JsonValue* reference = schema.find("$ref")) return validates(at_pointer(root, reference->text()), value, root);
+  if (const JsonValue* reference = schema.find("$ref"))
+    return validates(at_pointer(root, reference->text()), value, root);
   for (const char* key : {"anyOf", "oneOf", "allOf"}) {
     const JsonValue* list = schema.find(key);
     if (list == nullptr) continue;
     size_t count = 0;
     for (const JsonValue& branch : list->items()) count += validates(branch, value, root);
-    if (key == std::string("anyOf") ? count == 0 : key == std::string("oneOf") ? count != 1 : count != list->size()) return false;
+    if (key == std::string("anyOf")   ? count == 0
+        : key == std::string("oneOf") ? count != 1
+                                      : count != list->size())
+      return false;
   }
   if (const JsonValue* type = schema.find("type")) {
     bool fits = false;
-    const std::vector<JsonValue> types = type->is_array() ? type->items() : std::vector<JsonValue>{*type};
+    const std::vector<JsonValue> types =
+        type->is_array() ? type->items() : std::vector<JsonValue>{*type};
     for (const JsonValue& name : types) fits = fits || has_type(value, name.text());
     if (!fits) return false;
   }
   if (const JsonValue* list = schema.find("enum")) {
-    if (std::find(list->items().begin(), list->items().end(), value) == list->items().end()) return false;
+    if (std::find(list->items().begin(), list->items().end(), value) == list->items().end())
+      return false;
   }
   if (schema.find("const") != nullptr && !(*schema.find("const") == value)) return false;
   if (value.is_object()) return validates_object(schema, value, root);
@@ -172,7 +185,8 @@ const char* const kSchemas[] = {
 };
 
 // Follows the masks with random choices; prefers tokens that close something once the text is long.
-std::string random_answer(const std::shared_ptr<const Grammar>& grammar, Philox& random, bool check_masks) {
+std::string random_answer(const std::shared_ptr<const Grammar>& grammar, Philox& random,
+                          bool check_masks) {
   GrammarState state(grammar);
   std::string text;
   for (int step = 0; step < 400; ++step) {
@@ -183,7 +197,8 @@ std::string random_answer(const std::shared_ptr<const Grammar>& grammar, Philox&
       if (mask.test(id)) allowed.push_back(id);
       if (!check_masks || step % 7 != 0) continue;
       GrammarState copy = state;
-      EXPECT_EQ(copy.accept(id), mask.test(id)) << "token " << id << " '" << tokenizer().bytes(id) << "' behind " << text;
+      EXPECT_EQ(copy.accept(id), mask.test(id))
+          << "token " << id << " '" << tokenizer().bytes(id) << "' behind " << text;
     }
     EXPECT_FALSE(allowed.empty()) << "nothing may follow " << text;
     if (allowed.empty()) return text;
@@ -196,7 +211,8 @@ std::string random_answer(const std::shared_ptr<const Grammar>& grammar, Philox&
       };
       for (const char* bytes : {"n", "\"", "]", "}"}) prefer(bytes);
       const auto may_follow = [&](std::string_view bytes) {
-        return std::any_of(allowed.begin(), allowed.end(), [&](int32_t id) { return tokenizer().bytes(id) == bytes; });
+        return std::any_of(allowed.begin(), allowed.end(),
+                           [&](int32_t id) { return tokenizer().bytes(id) == bytes; });
       };
       if (may_follow("z")) prefer("\"");  // inside a string a brace closes nothing
     }
@@ -215,8 +231,10 @@ TEST(Grammar, random_answers_parse_and_validate) {
     for (int round = 0; round < 60; ++round) {
       const std::string text = random_answer(grammar, random, round < 2);
       const auto value = JsonValue::try_parse(text);
-      ASSERT_TRUE(value.has_value()) << "seed " << seed << ", schema " << schema_text << ": " << text;
-      ASSERT_TRUE(validates(schema, *value, schema)) << "seed " << seed << ", schema " << schema_text << ": " << text;
+      ASSERT_TRUE(value.has_value())
+          << "seed " << seed << ", schema " << schema_text << ": " << text;
+      ASSERT_TRUE(validates(schema, *value, schema))
+          << "seed " << seed << ", schema " << schema_text << ": " << text;
     }
   }
 }
@@ -229,11 +247,14 @@ TEST(Grammar, json_mode_gives_objects) {
     const auto value = JsonValue::try_parse(text);
     ASSERT_TRUE(value && value->is_object()) << text;
   }
-  for (const char* text : {"{}", "\n{ \"a\" : [1, -2.5e3, true, null, \"\\u00e9\\ud83d\\ude00\"], \"b\": {\n    \"c\":{}} }"}) {
+  for (const char* text : {"{}",
+                           "\n{ \"a\" : [1, -2.5e3, true, null, \"\\u00e9\\ud83d\\ude00\"], \"b\": "
+                           "{\n    \"c\":{}} }"}) {
     EXPECT_TRUE(allows(grammar, text)) << text;
   }
-  for (const char* text : {"", "[]", "{", "{\"a\"}", "{\"a\":1,}", "{\"a\":01}", "{\"a\":\"\n\"}", "{\"a\":\"\\x\"}", "{} {}",
-                           "{\"a\":\"\\ud800\"}", "{\"a\":\"\xff\"}", "{a:1}", "{\"a\":+1}", "{\"a\":.5}", "{\"a\":NaN}"}) {
+  for (const char* text : {"", "[]", "{", "{\"a\"}", "{\"a\":1,}", "{\"a\":01}", "{\"a\":\"\n\"}",
+                           "{\"a\":\"\\x\"}", "{} {}", "{\"a\":\"\\ud800\"}", "{\"a\":\"\xff\"}",
+                           "{a:1}", "{\"a\":+1}", "{\"a\":.5}", "{\"a\":NaN}"}) {
     EXPECT_FALSE(allows(grammar, text)) << text;
   }
 }
@@ -244,24 +265,44 @@ TEST(Grammar, schemas_allow_and_refuse_the_right_texts) {
     std::vector<const char*> good, bad;
   };
   const Case cases[] = {
-      {kSchemas[0], {R"({"name":"x","age":3})", R"( { "name" : "\"" , "age" : -0 })"},
-       {R"({"name":"x"})", R"({"age":3,"name":"x"})", R"({"name":"x","age":3.5})", R"({"name":"x","age":3,"z":1})", R"({"name":1,"age":3})"}},
-      {kSchemas[1], {"{}", R"({"abc":null})", R"({"a":1.5,"abc":null})", R"({"ab":true})"}, {R"({"ab":1})", R"({"abc":null,"a":1})", R"({,"a":1})"}},
-      {kSchemas[2], {R"({"a":"x"})", R"({"a":"x","b":1,"aa":2,"":3})"}, {R"({"b":1})", R"({"a":"x","a":1})", R"({"a":"x","b":"y"})", R"({"a":"x","\u0061":1})"}},
-      {kSchemas[4], {R"([{"id":1}])", R"([{"id":250},{"id":99}])"}, {"[]", R"([{"id":0}])", R"([{"id":251}])", R"([{"id":1},{"id":1},{"id":1},{"id":1}])"}},
+      {kSchemas[0],
+       {R"({"name":"x","age":3})", R"( { "name" : "\"" , "age" : -0 })"},
+       {R"({"name":"x"})", R"({"age":3,"name":"x"})", R"({"name":"x","age":3.5})",
+        R"({"name":"x","age":3,"z":1})", R"({"name":1,"age":3})"}},
+      {kSchemas[1],
+       {"{}", R"({"abc":null})", R"({"a":1.5,"abc":null})", R"({"ab":true})"},
+       {R"({"ab":1})", R"({"abc":null,"a":1})", R"({,"a":1})"}},
+      {kSchemas[2],
+       {R"({"a":"x"})", R"({"a":"x","b":1,"aa":2,"":3})"},
+       {R"({"b":1})", R"({"a":"x","a":1})", R"({"a":"x","b":"y"})", R"({"a":"x","\u0061":1})"}},
+      {kSchemas[4],
+       {R"([{"id":1}])", R"([{"id":250},{"id":99}])"},
+       {"[]", R"([{"id":0}])", R"([{"id":251}])", R"([{"id":1},{"id":1},{"id":1},{"id":1}])"}},
       {kSchemas[5], {R"(["abc"])", R"(["",5])"}, {"[]", R"(["abcd"])", R"(["a",5,6])"}},
-      {kSchemas[6], {"\"red\"", "7", "null", R"({"x":[1, 2.5]})"}, {"\"blue\"", "8", "7.0", R"({"x":[1]})"}},
-      {kSchemas[7], {R"({"kind":"a","x":1})", R"({"kind":"b","y":"q"})"}, {R"({"kind":"a","y":"q"})"}},
-      {kSchemas[8], {"\"ab\"", "\"\xC3\xA9\xC3\xA9\"", "-2", "11", "null"}, {"\"a\"", "\"abcdef\"", "-3", "12", "1.5"}},
-      {kSchemas[12], {R"({"v":1,"next":{"v":2,"next":null}})"}, {R"({"v":1})", R"({"v":1,"next":{}})"}},
+      {kSchemas[6],
+       {"\"red\"", "7", "null", R"({"x":[1, 2.5]})"},
+       {"\"blue\"", "8", "7.0", R"({"x":[1]})"}},
+      {kSchemas[7],
+       {R"({"kind":"a","x":1})", R"({"kind":"b","y":"q"})"},
+       {R"({"kind":"a","y":"q"})"}},
+      {kSchemas[8],
+       {"\"ab\"", "\"\xC3\xA9\xC3\xA9\"", "-2", "11", "null"},
+       {"\"a\"", "\"abcdef\"", "-3", "12", "1.5"}},
+      {kSchemas[12],
+       {R"({"v":1,"next":{"v":2,"next":null}})"},
+       {R"({"v":1})", R"({"v":1,"next":{}})"}},
       {R"({"type":"string","format":"date"})", {"\"2026-02-28\""}, {"\"2026-13-01\"", "\"x\""}},
-      {R"({"type":"string","format":"uuid"})", {"\"123e4567-e89b-12d3-a456-426614174000\""}, {"\"123\""}},
+      {R"({"type":"string","format":"uuid"})",
+       {"\"123e4567-e89b-12d3-a456-426614174000\""},
+       {"\"123\""}},
       {R"({"type":"string","format":"email"})", {"\"whatever\""}, {}},
       {R"({"type":"string","nullable":true})", {"null", "\"\""}, {"1"}},
       {R"({"properties":{"a":{"type":"boolean"}}})", {R"({"a":true})"}, {"1"}},
       {R"({"type":"integer","multipleOf":1})", {"12"}, {}},
       {"true", {"1", "[]", "\"x\""}, {""}},
-      {R"({"type":"object","properties":{},"additionalProperties":false})", {"{}", "{ }"}, {R"({"a":1})"}},
+      {R"({"type":"object","properties":{},"additionalProperties":false})",
+       {"{}", "{ }"},
+       {R"({"a":1})"}},
       {R"({"type":"array","items":false})", {"[]"}, {"[1]"}},
       {R"({"type":"array","maxItems":0})", {"[]"}, {"[1]"}},
   };
@@ -269,9 +310,11 @@ TEST(Grammar, schemas_allow_and_refuse_the_right_texts) {
     for (const char* text : entry.good) {
       EXPECT_TRUE(schema_allows(entry.schema, text)) << entry.schema << " must allow " << text;
       const auto schema = json(entry.schema);
-      EXPECT_TRUE(validates(schema, json(text), schema)) << "the test's own validator: " << entry.schema << " " << text;
+      EXPECT_TRUE(validates(schema, json(text), schema))
+          << "the test's own validator: " << entry.schema << " " << text;
     }
-    for (const char* text : entry.bad) EXPECT_FALSE(schema_allows(entry.schema, text)) << entry.schema << " must refuse " << text;
+    for (const char* text : entry.bad)
+      EXPECT_FALSE(schema_allows(entry.schema, text)) << entry.schema << " must refuse " << text;
   }
 }
 
@@ -304,19 +347,27 @@ TEST(Grammar, what_cannot_be_held_is_refused_with_its_pointer) {
   };
   for (const auto& [schema, pointer] : cases) {
     const std::string message = refusal(schema);
-    EXPECT_TRUE(message.starts_with(std::string(pointer) + ":")) << schema << " gave '" << message << "'";
+    EXPECT_TRUE(message.starts_with(std::string(pointer) + ":"))
+        << schema << " gave '" << message << "'";
   }
 }
 
 TEST(Grammar, schemas_without_an_end_are_refused) {
   EXPECT_NE(refusal(R"({"$ref":"#"})").find("no text satisfies"), std::string::npos);
-  EXPECT_NE(refusal(R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})").find("no text satisfies"), std::string::npos);
-  EXPECT_NE(refusal(R"({"anyOf":[{"$ref":"#"},{"type":"null"}]})").find("without consuming"), std::string::npos);
-  EXPECT_NE(refusal(R"({"type":"integer","minimum":5,"maximum":4})").find("no text satisfies"), std::string::npos);
-  std::string wide = R"({"type":"array","items":{"type":"string","minLength":1000},"minItems":1000})";
-  EXPECT_LT(Grammar::json_schema(trie(), json(wide))->num_states(), 20'000u);  // the item is compiled once
+  EXPECT_NE(refusal(R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})")
+                .find("no text satisfies"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"anyOf":[{"$ref":"#"},{"type":"null"}]})").find("without consuming"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"type":"integer","minimum":5,"maximum":4})").find("no text satisfies"),
+            std::string::npos);
+  std::string wide =
+      R"({"type":"array","items":{"type":"string","minLength":1000},"minItems":1000})";
+  EXPECT_LT(Grammar::json_schema(trie(), json(wide))->num_states(),
+            20'000u);  // the item is compiled once
   std::string large = R"({"type":"object","properties":{)";
-  for (int i = 0; i < 100; ++i) large += fmt::format(R"({}"p{}":{{"type":"string","minLength":1000}})", i == 0 ? "" : ",", i);
+  for (int i = 0; i < 100; ++i)
+    large += fmt::format(R"({}"p{}":{{"type":"string","minLength":1000}})", i == 0 ? "" : ",", i);
   EXPECT_NE(refusal(large + "}}").find("too large"), std::string::npos);
   std::string deep = "true";
   for (int i = 0; i < 200; ++i) deep = R"({"type":"array","items":)" + deep + "}";
@@ -327,12 +378,16 @@ TEST(Grammar, integer_ranges_hold_exactly_their_numbers) {
   const uint64_t seed = 5;
   Philox random(seed);
   for (int round = 0; round < 60; ++round) {
-    const int64_t low = static_cast<int64_t>(random.below(2400)) - 1200, high = low + static_cast<int64_t>(random.below(1500));
-    const auto grammar = Grammar::json_schema(trie(), json(fmt::format(R"({{"type":"integer","minimum":{},"maximum":{}}})", low, high)));
+    const int64_t low = static_cast<int64_t>(random.below(2400)) - 1200,
+                  high = low + static_cast<int64_t>(random.below(1500));
+    const auto grammar = Grammar::json_schema(
+        trie(), json(fmt::format(R"({{"type":"integer","minimum":{},"maximum":{}}})", low, high)));
     for (int64_t n = -1300; n <= 2800; n += 1 + static_cast<int64_t>(random.below(9))) {
-      EXPECT_EQ(allows(grammar, std::to_string(n)), low <= n && n <= high) << n << " in " << low << ".." << high << ", seed " << seed;
+      EXPECT_EQ(allows(grammar, std::to_string(n)), low <= n && n <= high)
+          << n << " in " << low << ".." << high << ", seed " << seed;
     }
-    for (int64_t n : {low - 1, low, high, high + 1}) EXPECT_EQ(allows(grammar, std::to_string(n)), low <= n && n <= high) << n;
+    for (int64_t n : {low - 1, low, high, high + 1})
+      EXPECT_EQ(allows(grammar, std::to_string(n)), low <= n && n <= high) << n;
   }
 }
 
@@ -340,20 +395,26 @@ TEST(Grammar, decimal_ranges_hold_exactly_their_numbers) {
   const uint64_t seed = 6;
   Philox random(seed);
   const auto decimal = [&](int64_t thousandths) {  // as text with 0 to 4 decimals
-    std::string text = fmt::format("{}{}.{:03}", thousandths < 0 ? "-" : "", std::abs(thousandths) / 1000, std::abs(thousandths) % 1000);
+    std::string text = fmt::format("{}{}.{:03}", thousandths < 0 ? "-" : "",
+                                   std::abs(thousandths) / 1000, std::abs(thousandths) % 1000);
     while (text.ends_with('0')) text.pop_back();
     if (text.ends_with('.')) text.pop_back();
     return text;
   };
   for (int round = 0; round < 80; ++round) {
-    const int64_t low = static_cast<int64_t>(random.below(8000)) - 4000, high = low + 1 + static_cast<int64_t>(random.below(4000));
+    const int64_t low = static_cast<int64_t>(random.below(8000)) - 4000,
+                  high = low + 1 + static_cast<int64_t>(random.below(4000));
     const bool open_low = random.below(2) == 0, open_high = random.below(2) == 0;
-    const std::string schema = fmt::format(R"({{"type":"number","{}":{},"{}":{}}})", open_low ? "exclusiveMinimum" : "minimum",
-                                           decimal(low), open_high ? "exclusiveMaximum" : "maximum", decimal(high));
+    const std::string schema = fmt::format(
+        R"({{"type":"number","{}":{},"{}":{}}})", open_low ? "exclusiveMinimum" : "minimum",
+        decimal(low), open_high ? "exclusiveMaximum" : "maximum", decimal(high));
     const auto grammar = Grammar::json_schema(trie(), json(schema));
-    const auto inside = [&](int64_t n) { return (open_low ? n > low : n >= low) && (open_high ? n < high : n <= high); };
+    const auto inside = [&](int64_t n) {
+      return (open_low ? n > low : n >= low) && (open_high ? n < high : n <= high);
+    };
     for (int i = 0; i < 200; ++i) {
-      int64_t n = i < 8 ? (i % 2 == 0 ? low : high) + (i / 2 - 1) : static_cast<int64_t>(random.below(20000)) - 10000;
+      int64_t n = i < 8 ? (i % 2 == 0 ? low : high) + (i / 2 - 1)
+                        : static_cast<int64_t>(random.below(20000)) - 10000;
       const std::string text = decimal(n);
       if (text == "-0" || text == "0") continue;  // zero is checked below
       EXPECT_EQ(allows(grammar, text), inside(n)) << text << " in " << schema << ", seed " << seed;
@@ -365,8 +426,10 @@ TEST(Grammar, decimal_ranges_hold_exactly_their_numbers) {
 }
 
 TEST(Grammar, regular_expressions_agree_with_the_standard_library) {
-  const char* const patterns[] = {"a*b", "(ab|a)(bc|c)", "a{2,3}b?", "[^a]b+", "(a|b)*abb", "a.c", "", "a|", "(?:ab){2}c{0,1}",
-                                  "[a-b]c|c[^b-c]", "\\w+b", "(a*)*c", "(a|b|c){3}", "a+?b*?", "\\x61[\\u0062]"};
+  const char* const patterns[] = {
+      "a*b",        "(ab|a)(bc|c)", "a{2,3}b?",        "[^a]b+",         "(a|b)*abb", "a.c",
+      "",           "a|",           "(?:ab){2}c{0,1}", "[a-b]c|c[^b-c]", "\\w+b",     "(a*)*c",
+      "(a|b|c){3}", "a+?b*?",       "\\x61[\\u0062]"};
   for (const char* pattern : patterns) {
     const auto grammar = Grammar::regex(trie(), pattern);
     const std::regex standard(pattern);
@@ -375,10 +438,12 @@ TEST(Grammar, regular_expressions_agree_with_the_standard_library) {
       for (char c : {'a', 'b', 'c'}) texts.push_back(texts[i] + c);
     }
     for (const std::string& text : texts) {
-      EXPECT_EQ(allows(grammar, text), std::regex_match(text, standard)) << pattern << " on '" << text << "'";
+      EXPECT_EQ(allows(grammar, text), std::regex_match(text, standard))
+          << pattern << " on '" << text << "'";
     }
   }
-  for (const char* pattern : {"a(", "a)", "[a", "a{3,2}", "a{2000}", "(?=a)", "(?<n>a)", "a**", "\\b", "\\1", "*a", "[b-a]", "a^b", "\\ud800"}) {
+  for (const char* pattern : {"a(", "a)", "[a", "a{3,2}", "a{2000}", "(?=a)", "(?<n>a)", "a**",
+                              "\\b", "\\1", "*a", "[b-a]", "a^b", "\\ud800"}) {
     EXPECT_THROW(Grammar::regex(trie(), pattern), Error) << pattern;
   }
 }
@@ -389,7 +454,8 @@ TEST(Grammar, character_classes_cover_exactly_their_characters) {
     if (character >= 0xD800 && character <= 0xDFFF) continue;
     std::string text;
     append_utf8(character, text);
-    EXPECT_EQ(allows(grammar, text), character != 'x' && (character < 0x80 || character > 0xFFFF)) << character;
+    EXPECT_EQ(allows(grammar, text), character != 'x' && (character < 0x80 || character > 0xFFFF))
+        << character;
   }
 }
 
@@ -420,7 +486,8 @@ TEST(Grammar, added_tokens_are_never_text) {
 TEST(Grammar, tokens_that_count_by_id_are_taken_by_id) {
   GrammarBuilder builder;
   const int rule = builder.add_rule();
-  builder.define_rule(rule, builder.sequence({builder.literal("a"), builder.token(1082), builder.literal("b")}));
+  builder.define_rule(
+      rule, builder.sequence({builder.literal("a"), builder.token(1082), builder.literal("b")}));
   const auto grammar = std::make_shared<const Grammar>(trie(), builder.finish(rule, 100));
   GrammarState state(grammar);
   EXPECT_FALSE(state.accept(1082));
@@ -445,7 +512,8 @@ constexpr const char* kTools = R"([
 TEST(Grammar, forced_tool_calls_are_read_back_and_hold_their_schema) {
   const auto tools = read_tools(json(kTools));
   const int32_t marker = tokenizer().require_added_id(chat_token::kNamespace);
-  const auto grammar = Grammar::tool_calls(trie(), tools, {.parallel = true, .namespace_id = marker});
+  const auto grammar =
+      Grammar::tool_calls(trie(), tools, {.parallel = true, .namespace_id = marker});
   const uint64_t seed = 80;
   Philox random(seed);
   int num_strict = 0;
@@ -461,7 +529,8 @@ TEST(Grammar, forced_tool_calls_are_read_back_and_hold_their_schema) {
       if (!copy.accept_text(text)) return false;
       for (unsigned char byte : text) {  // one byte is one token of the tiny vocabulary
         for (int32_t id = 0; id < 256; ++id) {
-          if (tokenizer().bytes(id) == std::string_view(reinterpret_cast<const char*>(&byte), 1)) take(id);
+          if (tokenizer().bytes(id) == std::string_view(reinterpret_cast<const char*>(&byte), 1))
+            take(id);
         }
       }
       return true;
@@ -469,7 +538,8 @@ TEST(Grammar, forced_tool_calls_are_read_back_and_hold_their_schema) {
     for (int step = 0; step < 400 && !state.must_end(); ++step) {
       const TokenMask mask = state.mask();
       const bool in_tag = !ids.empty() && ids.back() == marker;
-      if (step > 40 && in_tag && (finish_with("</invoke>\n") || finish_with("</tool_call>"))) continue;
+      if (step > 40 && in_tag && (finish_with("</invoke>\n") || finish_with("</tool_call>")))
+        continue;
       if (step > 40 && !in_tag && !mask.test(marker) && finish_with(">")) continue;  // a tag's name
       if (mask.test(marker) && (step > 25 || random.below(4) == 0)) {
         take(marker);
@@ -508,9 +578,11 @@ TEST(Grammar, one_call_only_where_calls_may_not_be_parallel) {
   const auto tools = read_tools(json(kTools));
   const int32_t marker = tokenizer().require_added_id(chat_token::kNamespace);
   for (const bool parallel : {false, true}) {
-    GrammarState state(Grammar::tool_calls(trie(), std::span(tools).subspan(1), {.parallel = parallel, .namespace_id = marker}));
+    GrammarState state(Grammar::tool_calls(trie(), std::span(tools).subspan(1),
+                                           {.parallel = parallel, .namespace_id = marker}));
     EXPECT_FALSE(state.accept_text("Sure"));
-    for (const char* text : {"<tool_call>\n", "<invoke name=\"search\">", "<q>", "</q>", "</invoke>\n"}) {
+    for (const char* text :
+         {"<tool_call>\n", "<invoke name=\"search\">", "<q>", "</q>", "</invoke>\n"}) {
       ASSERT_TRUE(state.accept(marker)) << text;
       ASSERT_TRUE(state.accept_text(text)) << text;
     }

@@ -19,14 +19,17 @@ Part JsonGrammarParts::shared(const char* name, Make make) {
   return builder_.call(rules_.at(name));
 }
 
-// Up to two spaces, or a line break and its indentation: enough for every usual style, too little for a
-// model to lose itself in.
+// Up to two spaces, or a line break and its indentation: enough for every usual style, too little
+// for a model to lose itself in.
 Part JsonGrammarParts::space() {
   constexpr int kMaxSpaces = 2, kMaxIndent = 64;
   return shared("space", [&] {
     const auto one = [&] { return builder_.literal(" "); };
-    const auto blank = [&] { return builder_.either({builder_.literal(" "), builder_.literal("\t")}); };
-    const Part line = builder_.sequence({builder_.literal("\n"), builder_.repeat(blank, 0, kMaxIndent)});
+    const auto blank = [&] {
+      return builder_.either({builder_.literal(" "), builder_.literal("\t")});
+    };
+    const Part line =
+        builder_.sequence({builder_.literal("\n"), builder_.repeat(blank, 0, kMaxIndent)});
     return builder_.either({builder_.repeat(one, 0, kMaxSpaces), line});
   });
 }
@@ -62,13 +65,15 @@ Part JsonGrammarParts::any_object() {
     const auto member = [&] { return builder_.sequence({string(), colon(), any_value()}); };
     const Part more = builder_.optional(builder_.loop(builder_.sequence({comma(), member()})));
     const Part members = builder_.optional(builder_.sequence({member(), more}));
-    return builder_.sequence({builder_.literal("{"), space(), members, space(), builder_.literal("}")});
+    return builder_.sequence(
+        {builder_.literal("{"), space(), members, space(), builder_.literal("}")});
   });
 }
 
 Part JsonGrammarParts::text() {
   return shared("text", [&] {
-    return builder_.repeat([&] { return grammar_char(builder_, CharSet::all(), CharForm::kRaw); }, 0, -1);
+    return builder_.repeat([&] { return grammar_char(builder_, CharSet::all(), CharForm::kRaw); },
+                           0, -1);
   });
 }
 
@@ -88,12 +93,14 @@ Part JsonGrammarParts::constant(const JsonValue& value) {
   return builder_.sequence(parts);
 }
 
-Part JsonGrammarParts::list_of(const GrammarBuilder::MakePart& item, int64_t min, int64_t max, int64_t num_fixed) {
+Part JsonGrammarParts::list_of(const GrammarBuilder::MakePart& item, int64_t min, int64_t max,
+                               int64_t num_fixed) {
   if (max >= 0) num_fixed = std::min(num_fixed, max);
   std::vector<Part> fixed;
   for (int64_t i = 0; i < num_fixed; ++i) fixed.push_back(item());
   const auto next = [&] { return builder_.sequence({comma(), item()}); };
-  Part items = builder_.repeat(next, std::max<int64_t>(min - num_fixed, 0), max < 0 ? -1 : max - num_fixed);
+  Part items =
+      builder_.repeat(next, std::max<int64_t>(min - num_fixed, 0), max < 0 ? -1 : max - num_fixed);
   for (int64_t i = num_fixed - 1; i >= 0; --i) {
     items = builder_.sequence({fixed[static_cast<size_t>(i)], items});
     if (i > 0) items = builder_.sequence({comma(), items});
@@ -102,9 +109,11 @@ Part JsonGrammarParts::list_of(const GrammarBuilder::MakePart& item, int64_t min
   return builder_.sequence({builder_.literal("["), space(), items, space(), builder_.literal("]")});
 }
 
-Part JsonGrammarParts::none_of(const std::vector<std::string_view>& names, const CharSet& forbidden) {
+Part JsonGrammarParts::none_of(const std::vector<std::string_view>& names,
+                               const CharSet& forbidden) {
   CharSet taken = forbidden;
-  std::map<std::string_view, std::vector<std::string_view>> by_first;  // rests by their first character
+  std::map<std::string_view, std::vector<std::string_view>>
+      by_first;  // rests by their first character
   std::vector<Part> parts;
   bool may_end = true;
   for (std::string_view name : names) {

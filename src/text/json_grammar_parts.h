@@ -1,5 +1,5 @@
-// Pieces of JSON texts and of M3's tool calls that all schemas share. What has no schema of its own is a
-// rule: one state serves every place that calls it, and so does its mask.
+// Pieces of JSON texts and of M3's tool calls that all schemas share. What has no schema of its own
+// is a rule: one state serves every place that calls it, and so does its mask.
 #pragma once
 #include <map>
 #include <string>
@@ -20,7 +20,9 @@ class JsonGrammarParts {
   Part space();  // between the parts of a JSON text: nothing, or a little
   Part colon() { return builder_.sequence({space(), builder_.literal(":"), space()}); }
   Part comma() { return builder_.sequence({space(), builder_.literal(","), space()}); }
-  Part quoted(Part body) { return builder_.sequence({builder_.literal("\""), body, builder_.literal("\"")}); }
+  Part quoted(Part body) {
+    return builder_.sequence({builder_.literal("\""), body, builder_.literal("\"")});
+  }
 
   Part string();
   Part number();
@@ -29,11 +31,13 @@ class JsonGrammarParts {
   Part any_value();
   Part any_array();
   Part any_object();
-  Part constant(const JsonValue& value);  // as it is printed, with the white space that other values may have
+  Part constant(
+      const JsonValue& value);  // as it is printed, with the white space that other values may have
 
-  // [item, item, ...] with min to max items (max < 0: no end). item() is called once for each of the first
-  // num_fixed items, in order, then for those that may repeat.
-  Part list_of(const GrammarBuilder::MakePart& item, int64_t min, int64_t max, int64_t num_fixed = 1);
+  // [item, item, ...] with min to max items (max < 0: no end). item() is called once for each of
+  // the first num_fixed items, in order, then for those that may repeat.
+  Part list_of(const GrammarBuilder::MakePart& item, int64_t min, int64_t max,
+               int64_t num_fixed = 1);
 
   // A text of any length without the characters of `forbidden`, and none of the names.
   Part none_of(const std::vector<std::string_view>& names, const CharSet& forbidden);

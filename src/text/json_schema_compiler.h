@@ -1,4 +1,5 @@
-// One JSON schema to grammar fragments, in one of two forms: JSON texts, or the tags of M3's tool calls.
+// One JSON schema to grammar fragments, in one of two forms: JSON texts, or the tags of M3's tool
+// calls.
 #pragma once
 #include <map>
 #include <string>
@@ -13,10 +14,10 @@ class JsonSchemaCompiler {
  public:
   using Part = GrammarBuilder::Part;
 
-  // `root` must outlive the compiler. `name`: how errors call the root ("#"). `namespace_id`: the token
-  // that leads every tag; only parameters() needs it.
-  JsonSchemaCompiler(GrammarBuilder& builder, JsonGrammarParts& parts, const JsonValue& root, std::string name,
-                     int32_t namespace_id = -1);
+  // `root` must outlive the compiler. `name`: how errors call the root ("#"). `namespace_id`: the
+  // token that leads every tag; only parameters() needs it.
+  JsonSchemaCompiler(GrammarBuilder& builder, JsonGrammarParts& parts, const JsonValue& root,
+                     std::string name, int32_t namespace_id = -1);
 
   Part value();       // JSON texts of the root
   Part parameters();  // the declared members of the root, an object, as tags one behind the other
@@ -32,10 +33,13 @@ class JsonSchemaCompiler {
   };
 
   [[noreturn]] static void refuse(const Place& place, std::string_view why);
-  static void allow_only(const JsonValue& schema, const Place& place, std::initializer_list<std::string_view> allowed);
-  static void check_keywords(const JsonValue& schema, const Place& place, const std::vector<std::string>& types);
+  static void allow_only(const JsonValue& schema, const Place& place,
+                         std::initializer_list<std::string_view> allowed);
+  static void check_keywords(const JsonValue& schema, const Place& place,
+                             const std::vector<std::string>& types);
   static std::vector<std::string> types_of(const JsonValue& schema, const Place& place);
-  static int64_t count(const JsonValue& schema, const char* key, int64_t absent, const Place& place);
+  static int64_t count(const JsonValue& schema, const char* key, int64_t absent,
+                       const Place& place);
 
   Part value(const JsonValue& schema, const Place& place);
   Part constrained_value(const JsonValue& schema, const Place& place);

@@ -28,7 +28,8 @@ Magnitude magnitude_of(const NumberBound& bound) {
   if (digits.starts_with('-')) digits.erase(0, 1);
   int exponent = 0;
   if (const size_t e = digits.find('e'); e != digits.npos) {
-    std::from_chars(digits.data() + e + (digits[e + 1] == '+' ? 2 : 1), digits.data() + digits.size(), exponent);
+    std::from_chars(digits.data() + e + (digits[e + 1] == '+' ? 2 : 1),
+                    digits.data() + digits.size(), exponent);
     digits.resize(e);
   }
   size_t point = std::min(digits.find('.'), digits.size());
@@ -43,11 +44,14 @@ Magnitude magnitude_of(const NumberBound& bound) {
   out.fraction = digits.substr(point);
   std::from_chars(digits.data(), digits.data() + point, out.whole);
   while (out.fraction.ends_with('0')) out.fraction.pop_back();
-  M3_CHECK(out.fraction.size() <= kMaxFraction, "the bound {} has more than {} decimals", bound.value.text(), kMaxFraction);
+  M3_CHECK(out.fraction.size() <= kMaxFraction, "the bound {} has more than {} decimals",
+           bound.value.text(), kMaxFraction);
   return out;
 }
 
-bool is_negative(const NumberBound& bound) { return bound.value.text().starts_with('-'); }
+bool is_negative(const NumberBound& bound) {
+  return bound.value.text().starts_with('-');
+}
 
 class NumberWriter {
  public:
@@ -58,11 +62,15 @@ class NumberWriter {
     if (low.whole > high.whole) return builder_.nothing();
     std::vector<Part> parts;
     if (low.whole + 1 <= high.whole - 1) {
-      parts.push_back(builder_.sequence({whole(low.whole + 1, high.whole - 1), fraction(low, high, false, false)}));
+      parts.push_back(builder_.sequence(
+          {whole(low.whole + 1, high.whole - 1), fraction(low, high, false, false)}));
     }
     const bool same = low.whole == high.whole;
-    parts.push_back(builder_.sequence({builder_.literal(std::to_string(low.whole)), fraction(low, high, true, same)}));
-    if (!same) parts.push_back(builder_.sequence({builder_.literal(std::to_string(high.whole)), fraction(low, high, false, true)}));
+    parts.push_back(builder_.sequence(
+        {builder_.literal(std::to_string(low.whole)), fraction(low, high, true, same)}));
+    if (!same)
+      parts.push_back(builder_.sequence(
+          {builder_.literal(std::to_string(high.whole)), fraction(low, high, false, true)}));
     return builder_.either(parts);
   }
 
@@ -76,27 +84,31 @@ class NumberWriter {
     int64_t first = 0, last = 9;  // of the numbers with as many digits
     for (int digits = 1; digits <= kMaxWhole; ++digits) {
       const int64_t from = std::max(low, first), to = std::min(high, last);
-      if (from <= to) parts.push_back(same_length(std::to_string(from), std::to_string(to), true, true));
+      if (from <= to)
+        parts.push_back(same_length(std::to_string(from), std::to_string(to), true, true));
       first = last + 1;
       last = last * 10 + 9;
     }
     return builder_.either(parts);
   }
 
-  // Digits between two strings of one length. A bound is tight while all digits before were its own.
+  // Digits between two strings of one length. A bound is tight while all digits before were its
+  // own.
   Part same_length(std::string_view low, std::string_view high, bool low_tight, bool high_tight) {
     if (low.empty()) return builder_.empty();
     const auto rest = [&](bool low_rest, bool high_rest) {
       return same_length(low.substr(1), high.substr(1), low_rest, high_rest);
     };
-    return step(low_tight ? low[0] - '0' : 0, high_tight ? high[0] - '0' : 9, low_tight, high_tight, rest);
+    return step(low_tight ? low[0] - '0' : 0, high_tight ? high[0] - '0' : 9, low_tight, high_tight,
+                rest);
   }
 
   // One digit from low to high and what follows it, by whether the bounds stay tight.
   template <typename Rest>
   Part step(int low, int high, bool low_tight, bool high_tight, Rest rest) {
     std::vector<Part> parts;
-    if (low == high && low_tight && high_tight) return builder_.sequence({digit(low, high), rest(true, true)});
+    if (low == high && low_tight && high_tight)
+      return builder_.sequence({digit(low, high), rest(true, true)});
     if (low > high) return builder_.nothing();
     if (low_tight) {
       parts.push_back(builder_.sequence({digit(low, low), rest(true, high_tight && low == high)}));
@@ -114,27 +126,38 @@ class NumberWriter {
   Part fraction(const Magnitude& low, const Magnitude& high, bool low_tight, bool high_tight) {
     std::vector<Part> parts;
     if (may_end(low, high, 0, low_tight, high_tight)) parts.push_back(builder_.empty());
-    if (!integers_) parts.push_back(builder_.sequence({builder_.literal("."), decimals(low, high, 0, low_tight, high_tight)}));
+    if (!integers_)
+      parts.push_back(builder_.sequence(
+          {builder_.literal("."), decimals(low, high, 0, low_tight, high_tight)}));
     return builder_.either(parts);
   }
 
-  static bool may_end(const Magnitude& low, const Magnitude& high, size_t i, bool low_tight, bool high_tight) {
+  static bool may_end(const Magnitude& low, const Magnitude& high, size_t i, bool low_tight,
+                      bool high_tight) {
     const bool above = !low_tight || (i >= low.fraction.size() && low.inclusive);
     const bool below = !high_tight || i < high.fraction.size() || high.inclusive;
     return above && below;
   }
 
-  Part decimals(const Magnitude& low, const Magnitude& high, size_t i, bool low_tight, bool high_tight) {
-    if (low_tight && i >= low.fraction.size() && low.inclusive) low_tight = false;  // anything from here is above
+  Part decimals(const Magnitude& low, const Magnitude& high, size_t i, bool low_tight,
+                bool high_tight) {
+    if (low_tight && i >= low.fraction.size() && low.inclusive)
+      low_tight = false;  // anything from here is above
     std::vector<Part> parts;
     if (!low_tight && !high_tight) {
-      return builder_.repeat([&] { return digit(0, 9); }, i == 0 ? 1 : 0, kMaxFraction - static_cast<int64_t>(i));
+      return builder_.repeat([&] { return digit(0, 9); }, i == 0 ? 1 : 0,
+                             kMaxFraction - static_cast<int64_t>(i));
     }
     if (i > 0 && may_end(low, high, i, low_tight, high_tight)) parts.push_back(builder_.empty());
     if (i < kMaxFraction) {
-      const auto digit_of = [&](const Magnitude& bound) { return i < bound.fraction.size() ? bound.fraction[i] - '0' : 0; };
-      const auto rest = [&](bool low_rest, bool high_rest) { return decimals(low, high, i + 1, low_rest, high_rest); };
-      parts.push_back(step(low_tight ? digit_of(low) : 0, high_tight ? digit_of(high) : 9, low_tight, high_tight, rest));
+      const auto digit_of = [&](const Magnitude& bound) {
+        return i < bound.fraction.size() ? bound.fraction[i] - '0' : 0;
+      };
+      const auto rest = [&](bool low_rest, bool high_rest) {
+        return decimals(low, high, i + 1, low_rest, high_rest);
+      };
+      parts.push_back(step(low_tight ? digit_of(low) : 0, high_tight ? digit_of(high) : 9,
+                           low_tight, high_tight, rest));
     }
     return builder_.either(parts);
   }
@@ -148,10 +171,13 @@ Part any_number(GrammarBuilder& builder, bool integers) {
   const auto digits = [&](int64_t min, int64_t max) { return builder.repeat(digit, min, max); };
   std::vector<Part> parts = {
       builder.optional(builder.literal("-")),
-      builder.either({builder.literal("0"), builder.sequence({builder.bytes('1', '9'), digits(0, kMaxWhole - 1)})})};
+      builder.either({builder.literal("0"),
+                      builder.sequence({builder.bytes('1', '9'), digits(0, kMaxWhole - 1)})})};
   if (!integers) {
-    parts.push_back(builder.optional(builder.sequence({builder.literal("."), digits(1, kMaxFraction)})));
-    const Part sign = builder.optional(builder.either({builder.literal("+"), builder.literal("-")}));
+    parts.push_back(
+        builder.optional(builder.sequence({builder.literal("."), digits(1, kMaxFraction)})));
+    const Part sign =
+        builder.optional(builder.either({builder.literal("+"), builder.literal("-")}));
     const Part e = builder.either({builder.literal("e"), builder.literal("E")});
     parts.push_back(builder.optional(builder.sequence({e, sign, digits(1, 2)})));
   }
@@ -170,7 +196,8 @@ Part grammar_number(GrammarBuilder& builder, const NumberRange& range) {
     parts.push_back(writer.between(low, range.high ? magnitude_of(*range.high) : huge));
   }
   if (!range.low || is_negative(*range.low)) {
-    const Magnitude low = range.high && is_negative(*range.high) ? magnitude_of(*range.high) : above_zero;
+    const Magnitude low =
+        range.high && is_negative(*range.high) ? magnitude_of(*range.high) : above_zero;
     const Magnitude high = range.low ? magnitude_of(*range.low) : huge;
     parts.push_back(builder.sequence({builder.literal("-"), writer.between(low, high)}));
   }

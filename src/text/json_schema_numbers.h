@@ -16,8 +16,9 @@ struct NumberRange {
   bool integers = false;
 };
 
-// JSON numbers of the range, without an exponent where there are bounds. Whole parts have at most 18
-// digits and fractions 17, so that every number fits a double or 64 bits. Throws Error if a bound has more.
+// JSON numbers of the range, without an exponent where there are bounds. Whole parts have at most
+// 18 digits and fractions 17, so that every number fits a double or 64 bits. Throws Error if a
+// bound has more.
 GrammarBuilder::Part grammar_number(GrammarBuilder& builder, const NumberRange& range);
 
 }  // namespace m3

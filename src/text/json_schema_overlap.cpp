@@ -20,7 +20,9 @@ std::vector<JsonValue> constants_of(const JsonValue& schema) {
 // Empty: any type.
 std::set<std::string> types_of(const JsonValue& schema) {
   std::set<std::string> types;
-  const auto add = [&](const std::string& name) { types.insert(name == "integer" ? "number" : name); };
+  const auto add = [&](const std::string& name) {
+    types.insert(name == "integer" ? "number" : name);
+  };
   if (const JsonValue* type = schema.find("type")) {
     if (type->is_string()) add(type->text());
     for (const JsonValue& name : list_of(schema, "type")) add(name.text());
@@ -35,13 +37,15 @@ std::set<std::string> types_of(const JsonValue& schema) {
 template <typename List>
 bool share_nothing(const List& a, const List& b) {
   if (a.empty() || b.empty()) return false;
-  return std::none_of(a.begin(), a.end(),
-                      [&](const auto& value) { return std::find(b.begin(), b.end(), value) != b.end(); });
+  return std::none_of(a.begin(), a.end(), [&](const auto& value) {
+    return std::find(b.begin(), b.end(), value) != b.end();
+  });
 }
 
 bool requires_member(const JsonValue& schema, std::string_view name) {
   const auto required = list_of(schema, "required");
-  return std::any_of(required.begin(), required.end(), [&](const JsonValue& key) { return key.text() == name; });
+  return std::any_of(required.begin(), required.end(),
+                     [&](const JsonValue& key) { return key.text() == name; });
 }
 
 }  // namespace

@@ -11,10 +11,12 @@ namespace m3 {
 
 namespace {
 
-// repr(float) of Python: the shortest digits that read back, with an exponent below 1e-4 and from 1e16.
+// repr(float) of Python: the shortest digits that read back, with an exponent below 1e-4 and from
+// 1e16.
 std::string python_float(double value) {
   char buffer[32];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific).ptr;
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific).ptr;
   const std::string_view shortest(buffer, static_cast<size_t>(end - buffer));
   const size_t e = shortest.find('e');
   std::string sign, digits;
@@ -27,12 +29,15 @@ std::string python_float(double value) {
   std::from_chars(*exponent_text == '+' ? exponent_text + 1 : exponent_text, end, exponent);
   if (exponent < -4 || exponent >= 16) {
     const std::string fraction = digits.size() > 1 ? "." + digits.substr(1) : "";
-    return fmt::format("{}{}{}e{}{:02}", sign, digits[0], fraction, exponent < 0 ? '-' : '+', std::abs(exponent));
+    return fmt::format("{}{}{}e{}{:02}", sign, digits[0], fraction, exponent < 0 ? '-' : '+',
+                       std::abs(exponent));
   }
-  if (exponent < 0) return sign + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
+  if (exponent < 0)
+    return sign + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
   const size_t whole = static_cast<size_t>(exponent) + 1;
   if (digits.size() < whole) digits.append(whole - digits.size(), '0');
-  return sign + digits.substr(0, whole) + "." + (digits.size() > whole ? digits.substr(whole) : "0");
+  return sign + digits.substr(0, whole) + "." +
+         (digits.size() > whole ? digits.substr(whole) : "0");
 }
 
 std::string canonical_integer(std::string_view digits) {
@@ -74,10 +79,13 @@ struct JsonBuilder {
     stack.pop_back();
     return true;
   }
-  bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& exception) {
-    const std::string_view what = exception.what();  // "[json.exception.x.101] parse error at line 1, ...: y"
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::json::exception& exception) {
+    const std::string_view what =
+        exception.what();  // "[json.exception.x.101] parse error at line 1, ...: y"
     const size_t colon = what.find(": ");
-    error = fmt::format("at byte {}: {}", position, colon == what.npos ? what : what.substr(colon + 2));
+    error =
+        fmt::format("at byte {}: {}", position, colon == what.npos ? what : what.substr(colon + 2));
     return false;
   }
 
@@ -99,7 +107,8 @@ struct JsonBuilder {
       error = fmt::format("nested more than {} deep", max_depth);
       return false;
     }
-    stack.push_back(place(std::move(container)));  // stays valid: a parent grows only after its child is closed
+    stack.push_back(
+        place(std::move(container)));  // stays valid: a parent grows only after its child is closed
     return true;
   }
 
@@ -150,7 +159,9 @@ JsonValue JsonValue::integer(std::string digits) {
   v.text_ = canonical_integer(digits);
   return v;
 }
-JsonValue JsonValue::integer(int64_t value) { return integer(std::to_string(value)); }
+JsonValue JsonValue::integer(int64_t value) {
+  return integer(std::to_string(value));
+}
 JsonValue JsonValue::number(double value) {
   JsonValue v;
   v.kind_ = Kind::kFloat;
@@ -201,7 +212,8 @@ std::optional<JsonValue> JsonValue::try_parse(std::string_view text, int max_dep
 }
 
 const char* JsonValue::kind_name() const {
-  static const char* const kNames[] = {"null", "bool", "integer", "float", "string", "array", "object"};
+  static const char* const kNames[] = {"null",   "bool",  "integer", "float",
+                                       "string", "array", "object"};
   return kNames[static_cast<int>(kind_)];
 }
 
@@ -235,13 +247,27 @@ void JsonValue::append_member(std::string key, JsonValue value) {
 void json_escape(std::string_view text, std::string& out) {
   for (char c : text) {
     switch (c) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\r': out += "\\r"; break;
-      case '\t': out += "\\t"; break;
-      case '\b': out += "\\b"; break;
-      case '\f': out += "\\f"; break;
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
       default:
         if (static_cast<unsigned char>(c) < 0x20) {
           out += fmt::format("\\u{:04x}", static_cast<int>(c));
@@ -260,17 +286,24 @@ struct Separators {
 
 void write_json(const JsonValue& value, const Separators& separators, std::string& out) {
   switch (value.kind()) {
-    case JsonValue::Kind::kNull: out += "null"; return;
-    case JsonValue::Kind::kBool: out += value.as_bool() ? "true" : "false"; return;
+    case JsonValue::Kind::kNull:
+      out += "null";
+      return;
+    case JsonValue::Kind::kBool:
+      out += value.as_bool() ? "true" : "false";
+      return;
     case JsonValue::Kind::kInteger:
-    case JsonValue::Kind::kFloat: out += value.text(); return;
+    case JsonValue::Kind::kFloat:
+      out += value.text();
+      return;
     case JsonValue::Kind::kString:
       out += '"';
       json_escape(value.text(), out);
       out += '"';
       return;
     case JsonValue::Kind::kArray:
-    case JsonValue::Kind::kObject: break;
+    case JsonValue::Kind::kObject:
+      break;
   }
   out += value.is_object() ? '{' : '[';
   for (size_t i = 0; i < value.size(); ++i) {

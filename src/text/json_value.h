@@ -1,6 +1,7 @@
-// A JSON value that keeps what the chat protocol needs and most libraries lose: the order of keys and
-// the difference between 5 and 5.0, with all digits of integers of any length. Numbers are stored as
-// Python prints them (1e5 is "100000.0"), because that is how they enter a prompt (model.md §15.2).
+// A JSON value that keeps what the chat protocol needs and most libraries lose: the order of keys
+// and the difference between 5 and 5.0, with all digits of integers of any length. Numbers are
+// stored as Python prints them (1e5 is "100000.0"), because that is how they enter a prompt
+// (model.md §15.2).
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -19,14 +20,14 @@ class JsonValue {
   static JsonValue boolean(bool value);
   static JsonValue integer(std::string digits);  // canonical: no leading zeros, "-0" is "0"
   static JsonValue integer(int64_t value);
-  static JsonValue number(double value);         // finite
+  static JsonValue number(double value);  // finite
   static JsonValue string(std::string value);
   static JsonValue array(std::vector<JsonValue> items = {});
   static JsonValue object();
 
   // Strict RFC 8259 and UTF-8, nested at most max_depth deep, numbers in the range of a double; of
-  // equal keys the last value stays, in the first one's place (Python). Throws Error that starts with
-  // `name`, says "JSON" and the byte offset.
+  // equal keys the last value stays, in the first one's place (Python). Throws Error that starts
+  // with `name`, says "JSON" and the byte offset.
   static JsonValue parse(std::string_view text, std::string_view name, int max_depth = 512);
   static std::optional<JsonValue> try_parse(std::string_view text, int max_depth = 512);
 

@@ -7,7 +7,9 @@
 namespace m3 {
 namespace {
 
-std::string round_trip(std::string_view json) { return JsonValue::parse(json, "test").dump_python(); }
+std::string round_trip(std::string_view json) {
+  return JsonValue::parse(json, "test").dump_python();
+}
 
 TEST(JsonValue, numbers_print_as_python_prints_them) {
   // Right-hand sides: json.dumps(json.loads(text)) of CPython 3.11.
@@ -37,7 +39,8 @@ TEST(JsonValue, keeps_key_order_and_the_last_of_equal_keys_in_the_first_place) {
 }
 
 TEST(JsonValue, escapes_as_python_without_ascii) {
-  EXPECT_EQ(round_trip(R"("\u00e9\/\"\\\n\u0001\u007f\ud83d\ude00")"), "\"é/\\\"\\\\\\n\\u0001\x7f😀\"");
+  EXPECT_EQ(round_trip(R"("\u00e9\/\"\\\n\u0001\u007f\ud83d\ude00")"),
+            "\"é/\\\"\\\\\\n\\u0001\x7f😀\"");
 }
 
 TEST(JsonValue, integer_and_float_differ) {
@@ -46,7 +49,8 @@ TEST(JsonValue, integer_and_float_differ) {
 }
 
 TEST(JsonValue, refuses_what_is_no_json) {
-  for (const char* text : {"", "{", "[1,]", "{\"a\":1}x", "NaN", "1e999", "\"\xff\"", "\"\t\"", "'a'", "01", "+1", "\xEF\xBB\xBF{}"}) {
+  for (const char* text : {"", "{", "[1,]", "{\"a\":1}x", "NaN", "1e999", "\"\xff\"", "\"\t\"",
+                           "'a'", "01", "+1", "\xEF\xBB\xBF{}"}) {
     EXPECT_FALSE(JsonValue::try_parse(text).has_value()) << text;
     EXPECT_THROW(JsonValue::parse(text, "test"), Error) << text;
   }

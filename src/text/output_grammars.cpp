@@ -16,8 +16,8 @@ GrammarMachine finish(GrammarBuilder& builder, Part root) {
   return builder.finish(rule, kMaxGrammarStates);
 }
 
-// Arguments without a schema: any tags and texts. Only the tags that would end the call, or begin another,
-// are kept out.
+// Arguments without a schema: any tags and texts. Only the tags that would end the call, or begin
+// another, are kept out.
 Part free_arguments(GrammarBuilder& builder, JsonGrammarParts& parts, int32_t namespace_id) {
   const std::vector<std::string_view> reserved = {"invoke", "tool_call", ""};
   const CharSet forbidden = {{'<', '<'}, {'>', '>'}, {'\n', '\n'}, {'"', '"'}, {'/', '/'}};
@@ -65,22 +65,26 @@ GrammarMachine tool_call_machine(std::span<const Tool> tools, const ToolCallRule
   std::vector<Part> calls;
   for (const Tool& tool : tools) {
     const std::string name = tool.name();
-    M3_CHECK(!name.empty() && name.find('"') == name.npos, "a tool named '{}' cannot be forced", name);
+    M3_CHECK(!name.empty() && name.find('"') == name.npos, "a tool named '{}' cannot be forced",
+             name);
     const JsonValue* strict = tool.function.find("strict");
-    const bool is_strict = strict != nullptr && strict->is_bool() && strict->as_bool() && tool.parameters() != nullptr;
+    const bool is_strict =
+        strict != nullptr && strict->is_bool() && strict->as_bool() && tool.parameters() != nullptr;
     Part arguments = builder.empty();
     if (is_strict) {
-      JsonSchemaCompiler compiler(builder, parts, *tool.parameters(), name + "#", rules.namespace_id);
+      JsonSchemaCompiler compiler(builder, parts, *tool.parameters(), name + "#",
+                                  rules.namespace_id);
       arguments = compiler.parameters();
     } else {
       arguments = free_arguments(builder, parts, rules.namespace_id);
     }
-    calls.push_back(builder.sequence({tag(fmt::format("<invoke name=\"{}\">", name)), arguments, tag("</invoke>"),
-                                      builder.literal("\n")}));
+    calls.push_back(builder.sequence({tag(fmt::format("<invoke name=\"{}\">", name)), arguments,
+                                      tag("</invoke>"), builder.literal("\n")}));
   }
   const Part call = builder.either(calls);
-  return finish(builder, builder.sequence({tag("<tool_call>"), builder.literal("\n"),
-                                           rules.parallel ? builder.loop(call) : call, tag("</tool_call>")}));
+  return finish(
+      builder, builder.sequence({tag("<tool_call>"), builder.literal("\n"),
+                                 rules.parallel ? builder.loop(call) : call, tag("</tool_call>")}));
 }
 
 }  // namespace m3

@@ -20,13 +20,14 @@ struct TagFit {
 TagFit fit_invoke(std::string_view text) {
   const size_t bracket = text.starts_with('<') ? 1 : 0;
   const std::string_view body = text.substr(bracket);
-  if (body.size() < kInvokeHead.size()) return {kInvokeHead.starts_with(body) ? Fit::kPartly : Fit::kNo};
+  if (body.size() < kInvokeHead.size())
+    return {kInvokeHead.starts_with(body) ? Fit::kPartly : Fit::kNo};
   if (!body.starts_with(kInvokeHead)) return {};
   const size_t quote = body.find('"', kInvokeHead.size());
   if (quote == body.npos || quote + 1 == body.size()) return {Fit::kPartly};
   if (body[quote + 1] != '>') return {};
-  return {Fit::kWhole, OutputToken::Kind::kInvoke, body.substr(kInvokeHead.size(), quote - kInvokeHead.size()),
-          bracket + quote + 2};
+  return {Fit::kWhole, OutputToken::Kind::kInvoke,
+          body.substr(kInvokeHead.size(), quote - kInvokeHead.size()), bracket + quote + 2};
 }
 
 // <name> or </name>; names hold no angle brackets and no line breaks.
@@ -37,7 +38,8 @@ TagFit fit_tag(std::string_view text) {
   if (end == text.npos) return {Fit::kPartly};
   if (text[end] != '>' || end == 1) return {};
   const std::string_view inside = text.substr(1, end - 1);
-  if (inside.size() > 1 && inside[0] == '/') return {Fit::kWhole, OutputToken::Kind::kClose, inside.substr(1), end + 1};
+  if (inside.size() > 1 && inside[0] == '/')
+    return {Fit::kWhole, OutputToken::Kind::kClose, inside.substr(1), end + 1};
   return {Fit::kWhole, OutputToken::Kind::kOpen, inside, end + 1};
 }
 
@@ -47,7 +49,8 @@ OutputLexer::Match OutputLexer::match_tag(std::string_view text, Follows follows
   const std::string_view head = text.substr(0, kMaxTagBytes);
   const TagFit invoke = fit_invoke(head), tag = fit_tag(head);
   const bool has_half_invoke = head.starts_with(kInvokeHead) && head.find('>') == head.npos;
-  if (invoke.fit == Fit::kWhole) return {Match::Kind::kTag, invoke.kind, invoke.name, invoke.length};
+  if (invoke.fit == Fit::kWhole)
+    return {Match::Kind::kTag, invoke.kind, invoke.name, invoke.length};
   if (follows == Follows::kAnything && head.size() < kMaxTagBytes &&
       (invoke.fit == Fit::kPartly || tag.fit == Fit::kPartly || has_half_invoke)) {
     return {Match::Kind::kUndecided};
@@ -56,7 +59,8 @@ OutputLexer::Match OutputLexer::match_tag(std::string_view text, Follows follows
   // An output that ends inside a tag does not show the piece.
   const bool is_half = tag.fit == Fit::kPartly || has_half_invoke ||
                        (follows == Follows::kCut && kInvokeHead.starts_with(head));
-  if (is_half && (follows == Follows::kTurnEnd || follows == Follows::kCut)) return {Match::Kind::kHalfTag};
+  if (is_half && (follows == Follows::kTurnEnd || follows == Follows::kCut))
+    return {Match::Kind::kHalfTag};
   return {Match::Kind::kNoTag};
 }
 

@@ -1,5 +1,6 @@
-// Cuts the model's output into protocol tokens. A tag of a tool call is the namespace marker followed by
-// <invoke name="...">, <name> or </name> in ordinary text; text without the marker is never a tag.
+// Cuts the model's output into protocol tokens. A tag of a tool call is the namespace marker
+// followed by <invoke name="...">, <name> or </name> in ordinary text; text without the marker is
+// never a tag.
 #pragma once
 #include <string>
 #include <string_view>
@@ -18,7 +19,7 @@ struct OutputToken {
     kInvoke,   // value: the tool's name
     kOpen,     // value: the tag's name
     kClose,
-    kMark,     // a namespace marker that no tag follows
+    kMark,  // a namespace marker that no tag follows
   };
   Kind kind;
   std::string_view value = {};
@@ -26,8 +27,8 @@ struct OutputToken {
 
 class OutputLexer {
  public:
-  // `sink` is called with OutputToken; values live until it returns. A run of text may come in several
-  // tokens, cut anywhere.
+  // `sink` is called with OutputToken; values live until it returns. A run of text may come in
+  // several tokens, cut anywhere.
   template <typename Sink>
   void push_text(std::string_view text, Sink&& sink) {
     if (text.empty()) return;
@@ -38,7 +39,8 @@ class OutputLexer {
 
   template <typename Sink>
   void push_marker(OutputMarker marker, Sink&& sink) {
-    if (after_mark_) decide(marker == OutputMarker::kTurnEnd ? Follows::kTurnEnd : Follows::kMarker, sink);
+    if (after_mark_)
+      decide(marker == OutputMarker::kTurnEnd ? Follows::kTurnEnd : Follows::kMarker, sink);
     after_mark_ = marker == OutputMarker::kNamespace;
     if (marker == OutputMarker::kThinkOpen) sink(OutputToken{OutputToken::Kind::kThink});
     if (marker == OutputMarker::kThinkClose) sink(OutputToken{OutputToken::Kind::kUnthink});

@@ -12,8 +12,9 @@ using Kind = OutputToken::Kind;
 
 namespace {
 
-// Reasoning or content. A protocol tag starts a new run; runs of white space alone vanish, the others are
-// joined as they are. White space at the start of a run is held back until something follows it.
+// Reasoning or content. A protocol tag starts a new run; runs of white space alone vanish, the
+// others are joined as they are. White space at the start of a run is held back until something
+// follows it.
 class TextRuns {
  public:
   void start_run() {
@@ -43,7 +44,8 @@ class TextRuns {
 }  // namespace
 
 struct OutputParser::Impl {
-  Impl(std::span<const Tool> tool_list, std::string_view prompt_tail) : thinking(prompt_tail.ends_with(chat_token::kThinkOpen)) {
+  Impl(std::span<const Tool> tool_list, std::string_view prompt_tail)
+      : thinking(prompt_tail.ends_with(chat_token::kThinkOpen)) {
     for (const Tool& tool : tool_list) tools[tool.name()] = tool;
   }
 
@@ -81,18 +83,24 @@ struct OutputParser::Impl {
   void push_outside(const OutputToken& token, std::vector<OutputEvent>& events) {
     const bool is_tag = token.kind == Kind::kOpen || token.kind == Kind::kClose;
     switch (token.kind) {
-      case Kind::kText: return append(token.value, events);
-      case Kind::kMark: return damage("a namespace marker that no tag follows");
+      case Kind::kText:
+        return append(token.value, events);
+      case Kind::kMark:
+        return damage("a namespace marker that no tag follows");
       case Kind::kEnd:
         result.complete = !thinking;
         ended = true;
         return;
-      case Kind::kCut: ended = true; return;
-      default: break;
+      case Kind::kCut:
+        ended = true;
+        return;
+      default:
+        break;
     }
     if (is_tag && token.value != "tool_call" && token.value != "invoke" && !in_block) {
       damage(fmt::format("a namespace marker before the tag '{}'", token.value));
-      return append(fmt::format("<{}{}>", token.kind == Kind::kClose ? "/" : "", token.value), events);
+      return append(fmt::format("<{}{}>", token.kind == Kind::kClose ? "/" : "", token.value),
+                    events);
     }
     reasoning.start_run();
     content.start_run();
@@ -119,8 +127,8 @@ struct OutputParser::Impl {
   }
 
   void append(std::string_view text, std::vector<OutputEvent>& events) {
-    emit(thinking ? OutputEvent::Kind::kReasoning : OutputEvent::Kind::kContent, (thinking ? reasoning : content).append(text),
-         events);
+    emit(thinking ? OutputEvent::Kind::kReasoning : OutputEvent::Kind::kContent,
+         (thinking ? reasoning : content).append(text), events);
   }
 
   // Joins text to the event before it where that is of the same kind.
@@ -164,7 +172,8 @@ void OutputParser::push_text(std::string_view text, std::vector<OutputEvent>& ev
 
 void OutputParser::push_marker(OutputMarker marker, std::vector<OutputEvent>& events) {
   if (impl_->ended) return;
-  impl_->lexer.push_marker(marker, [&](const OutputToken& token) { impl_->on_token(token, events); });
+  impl_->lexer.push_marker(marker,
+                           [&](const OutputToken& token) { impl_->on_token(token, events); });
 }
 
 void OutputParser::finish(std::vector<OutputEvent>& events) {
@@ -176,11 +185,18 @@ void OutputParser::finish(std::vector<OutputEvent>& events) {
   }
 }
 
-bool OutputParser::in_reasoning() const { return impl_->thinking && !impl_->ended; }
-bool OutputParser::ended() const { return impl_->ended; }
-const ParsedOutput& OutputParser::result() const { return impl_->result; }
+bool OutputParser::in_reasoning() const {
+  return impl_->thinking && !impl_->ended;
+}
+bool OutputParser::ended() const {
+  return impl_->ended;
+}
+const ParsedOutput& OutputParser::result() const {
+  return impl_->result;
+}
 
-TokenOutputParser::TokenOutputParser(const Tokenizer& tokenizer, std::span<const Tool> tools, std::string_view prompt_tail)
+TokenOutputParser::TokenOutputParser(const Tokenizer& tokenizer, std::span<const Tool> tools,
+                                     std::string_view prompt_tail)
     : decoder_(tokenizer), parser_(tools, prompt_tail) {
   using namespace chat_token;
   constexpr std::string_view kMarkers[] = {kNamespace, kThinkOpen, kThinkClose, kTurnEnd};

@@ -1,6 +1,7 @@
 // The M3 chat protocol, reading side (model.md §15.4; rules and cases: tests/golden/chat): what the
-// model writes becomes reasoning, content and tool calls while it arrives. A marker is a token, never a
-// spelling. Every damaged shape has a defined result; nothing throws. Pieces of any size give the same.
+// model writes becomes reasoning, content and tool calls while it arrives. A marker is a token,
+// never a spelling. Every damaged shape has a defined result; nothing throws. Pieces of any size
+// give the same.
 #pragma once
 #include <memory>
 #include <optional>
@@ -41,7 +42,8 @@ enum class OutputMarker { kNamespace, kThinkOpen, kThinkClose, kTurnEnd };
 // One object per answer, one thread at a time.
 class OutputParser {
  public:
-  // `prompt_tail`: the end of the rendered prompt; it decides whether the answer starts in reasoning.
+  // `prompt_tail`: the end of the rendered prompt; it decides whether the answer starts in
+  // reasoning.
   OutputParser(std::span<const Tool> tools, std::string_view prompt_tail);
   ~OutputParser();
   OutputParser(OutputParser&&) noexcept;
@@ -54,7 +56,7 @@ class OutputParser {
   void finish(std::vector<OutputEvent>& events);
 
   bool in_reasoning() const;
-  bool ended() const;  // the end-of-turn marker came: later input is ignored
+  bool ended() const;                  // the end-of-turn marker came: later input is ignored
   const ParsedOutput& result() const;  // after finish()
 
  private:
@@ -65,7 +67,8 @@ class OutputParser {
 // The same fed with token ids: decodes, and tells markers from text by their ids.
 class TokenOutputParser {
  public:
-  TokenOutputParser(const Tokenizer& tokenizer, std::span<const Tool> tools, std::string_view prompt_tail);
+  TokenOutputParser(const Tokenizer& tokenizer, std::span<const Tool> tools,
+                    std::string_view prompt_tail);
   void push(int32_t id, std::vector<OutputEvent>& events);
   void finish(std::vector<OutputEvent>& events);
   const OutputParser& parser() const { return parser_; }

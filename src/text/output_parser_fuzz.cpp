@@ -1,5 +1,6 @@
-// Any model output: the events add up to the result, whole and byte by byte, and arguments are JSON.
-// Input: one byte that chooses the prompt's tail, then text in which the bytes 1 to 4 are markers.
+// Any model output: the events add up to the result, whole and byte by byte, and arguments are
+// JSON. Input: one byte that chooses the prompt's tail, then text in which the bytes 1 to 4 are
+// markers.
 #include <cstdlib>
 
 #include "base/check.h"
@@ -17,7 +18,8 @@ const std::vector<m3::Tool>& tools() {
     {"function":{"name":"f","parameters":{"properties":{"a":{"type":"string"},"b":{"type":["string","null"]},
       "c":{"type":"array","items":{"type":"integer"}},"d":{"type":"object","properties":{"a":{"type":"number"}}},
       "e":{"type":"boolean"},"g":{"$ref":"#/properties/d"},"h":{},"i":{"type":["array","string"]}}}}},
-    {"function":{"name":"g"}}])##", "tools"));
+    {"function":{"name":"g"}}])##",
+                                                                                "tools"));
   return list;
 }
 
@@ -31,7 +33,9 @@ m3::ParsedOutput parse(std::string_view input, std::string_view tail, size_t pie
       continue;
     }
     size_t length = 0;
-    while (length < std::min(piece_bytes, input.size()) && !(input[length] >= 1 && input[length] <= 4)) ++length;
+    while (length < std::min(piece_bytes, input.size()) &&
+           !(input[length] >= 1 && input[length] <= 4))
+      ++length;
     parser.push_text(input.substr(0, length), events);
     input.remove_prefix(length);
   }
@@ -42,15 +46,23 @@ m3::ParsedOutput parse(std::string_view input, std::string_view tail, size_t pie
   size_t num_calls = 0;
   for (const m3::OutputEvent& event : events) {
     switch (event.kind) {
-      case m3::OutputEvent::Kind::kReasoning: reasoning += event.text; break;
-      case m3::OutputEvent::Kind::kContent: content += event.text; break;
+      case m3::OutputEvent::Kind::kReasoning:
+        reasoning += event.text;
+        break;
+      case m3::OutputEvent::Kind::kContent:
+        content += event.text;
+        break;
       case m3::OutputEvent::Kind::kCallBegin:
-        require(event.call == static_cast<int>(num_calls) && event.text == result.tool_calls.at(num_calls).name);
+        require(event.call == static_cast<int>(num_calls) &&
+                event.text == result.tool_calls.at(num_calls).name);
         arguments.clear();
         break;
-      case m3::OutputEvent::Kind::kCallArguments: arguments += event.text; break;
+      case m3::OutputEvent::Kind::kCallArguments:
+        arguments += event.text;
+        break;
       case m3::OutputEvent::Kind::kCallEnd:
-        require(m3::JsonValue::parse(arguments, "deltas") == result.tool_calls.at(num_calls++).arguments);
+        require(m3::JsonValue::parse(arguments, "deltas") ==
+                result.tool_calls.at(num_calls++).arguments);
         break;
     }
   }
@@ -67,8 +79,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (m3::utf8_find_invalid(text) != text.npos) return 0;  // the decoder gives valid text only
   const std::string_view tail = data[0] % 2 == 0 ? "<mm:think>" : "";
   const m3::ParsedOutput whole = parse(text, tail, SIZE_MAX), bytes = parse(text, tail, 1);
-  require(whole.reasoning == bytes.reasoning && whole.content == bytes.content && whole.complete == bytes.complete);
-  require(whole.parse_error == bytes.parse_error && whole.tool_calls.size() == bytes.tool_calls.size());
+  require(whole.reasoning == bytes.reasoning && whole.content == bytes.content &&
+          whole.complete == bytes.complete);
+  require(whole.parse_error == bytes.parse_error &&
+          whole.tool_calls.size() == bytes.tool_calls.size());
   for (size_t i = 0; i < whole.tool_calls.size(); ++i) {
     require(whole.tool_calls[i].arguments == bytes.tool_calls[i].arguments);
   }

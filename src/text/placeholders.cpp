@@ -32,7 +32,8 @@ void append_video(const VideoSpan& video, std::string& out) {
 std::string timestamp_text(double seconds) {
   char text[64];
   const int length = std::snprintf(text, sizeof text, "%.1f", seconds);
-  M3_CHECK(length > 0 && length < static_cast<int>(sizeof text), "a video timestamp of {} s is out of range", seconds);
+  M3_CHECK(length > 0 && length < static_cast<int>(sizeof text),
+           "a video timestamp of {} s is out of range", seconds);
   return "]<]" + std::string(text) + " seconds[>[";
 }
 
@@ -56,9 +57,11 @@ std::string expand_placeholders(std::string_view prompt, std::span<const ImageSp
     }
   }
   out += prompt.substr(at);
-  M3_CHECK(num_images == images.size(), "image count: the prompt has {} image marks, but {} images were given", num_images,
+  M3_CHECK(num_images == images.size(),
+           "image count: the prompt has {} image marks, but {} images were given", num_images,
            images.size());
-  M3_CHECK(num_videos == videos.size(), "video count: the prompt has {} video marks, but {} videos were given", num_videos,
+  M3_CHECK(num_videos == videos.size(),
+           "video count: the prompt has {} video marks, but {} videos were given", num_videos,
            videos.size());
   return out;
 }

@@ -1,5 +1,5 @@
-// Media placeholders of a prompt (model.md §9): one mark per image or video becomes as many placeholder
-// tokens as the vision tower gives rows.
+// Media placeholders of a prompt (model.md §9): one mark per image or video becomes as many
+// placeholder tokens as the vision tower gives rows.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -19,8 +19,8 @@ struct VideoSpan {
   std::vector<double> seconds;  // time of each step; empty: unknown, no timestamps are written
 };
 
-// Replaces the marks from left to right in one pass. Throws Error naming both counts ("image", "video")
-// when marks and media do not match.
+// Replaces the marks from left to right in one pass. Throws Error naming both counts ("image",
+// "video") when marks and media do not match.
 std::string expand_placeholders(std::string_view prompt, std::span<const ImageSpan> images,
                                 std::span<const VideoSpan> videos);
 

@@ -31,10 +31,10 @@ class Regex {
     constexpr uint32_t kOptions = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
     int error = 0;
     PCRE2_SIZE offset = 0;
-    code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), kOptions, &error, &offset,
-                              nullptr));
-    M3_CHECK(code_ != nullptr, "{}: the pattern '{}' does not compile: {} (at byte {})", name, pattern,
-             message(error), offset);
+    code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                              kOptions, &error, &offset, nullptr));
+    M3_CHECK(code_ != nullptr, "{}: the pattern '{}' does not compile: {} (at byte {})", name,
+             pattern, message(error), offset);
     has_jit_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0;
     context_.reset(pcre2_match_context_create(nullptr));
     M3_CHECK(context_ != nullptr, "out of memory");
@@ -72,14 +72,16 @@ class Regex {
     }
 
    private:
-    // PCRE2's \s takes U+180E, which has not been White_Space since Unicode 6.3. Another format character
-    // of the same length (U+2060) takes its place in the subject; the pieces are cut from the original.
+    // PCRE2's \s takes U+180E, which has not been White_Space since Unicode 6.3. Another format
+    // character of the same length (U+2060) takes its place in the subject; the pieces are cut from
+    // the original.
     void replace_mongolian_separator() {
       constexpr std::string_view kSeparator = "\xE1\xA0\x8E", kWordJoiner = "\xE2\x81\xA0";
       size_t at = text_.find(kSeparator);
       if (at == text_.npos) return;
       copy_ = text_;
-      for (; at != copy_.npos; at = copy_.find(kSeparator, at)) copy_.replace(at, kSeparator.size(), kWordJoiner);
+      for (; at != copy_.npos; at = copy_.find(kSeparator, at))
+        copy_.replace(at, kSeparator.size(), kWordJoiner);
       text_ = copy_;
     }
 
@@ -95,28 +97,33 @@ class Regex {
       int result = PCRE2_ERROR_JIT_STACKLIMIT;
       // The text was validated once; checking it again in every call would take quadratic time.
       if (regex_.has_jit_) {
-        result = pcre2_jit_match(code, subject, text_.size(), from_, PCRE2_NO_UTF_CHECK, data_.get(), regex_.context_.get());
+        result = pcre2_jit_match(code, subject, text_.size(), from_, PCRE2_NO_UTF_CHECK,
+                                 data_.get(), regex_.context_.get());
       }
       if (result == PCRE2_ERROR_JIT_STACKLIMIT) {
-        result = pcre2_match(code, subject, text_.size(), from_, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data_.get(),
-                             regex_.context_.get());
+        result = pcre2_match(code, subject, text_.size(), from_, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                             data_.get(), regex_.context_.get());
       }
       if (result == PCRE2_ERROR_NOMATCH) return std::nullopt;
-      M3_CHECK(result >= 0, "the split pattern '{}' gave up at byte {} of a text of {} bytes: {}", regex_.pattern_, from_,
-               text_.size(), message(result));
+      M3_CHECK(result >= 0, "the split pattern '{}' gave up at byte {} of a text of {} bytes: {}",
+               regex_.pattern_, from_, text_.size(), message(result));
       const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(data_.get());
-      return Range{std::max(ends[0], from_), std::max(ends[1], from_)};  // \K may move them backwards
+      return Range{std::max(ends[0], from_),
+                   std::max(ends[1], from_)};  // \K may move them backwards
     }
 
     const Regex& regex_;
     std::string_view text_;
     std::string copy_;
     size_t from_ = 0, last_end_ = std::string_view::npos;
-    std::unique_ptr<pcre2_match_data, decltype([](pcre2_match_data* p) { pcre2_match_data_free(p); })> data_;
+    std::unique_ptr<pcre2_match_data,
+                    decltype([](pcre2_match_data* p) { pcre2_match_data_free(p); })>
+        data_;
   };
 
  private:
-  // Far above what any sane pattern needs at one place, low enough that a hostile one ends in a moment.
+  // Far above what any sane pattern needs at one place, low enough that a hostile one ends in a
+  // moment.
   static constexpr uint32_t kMatchLimit = 10'000'000, kHeapLimitKib = 256 * 1024;
 
   static std::string message(int error) {
@@ -127,11 +134,21 @@ class Regex {
 
   std::string pattern_;
   std::unique_ptr<pcre2_code, decltype([](pcre2_code* p) { pcre2_code_free(p); })> code_;
-  std::unique_ptr<pcre2_match_context, decltype([](pcre2_match_context* p) { pcre2_match_context_free(p); })> context_;
+  std::unique_ptr<pcre2_match_context,
+                  decltype([](pcre2_match_context* p) { pcre2_match_context_free(p); })>
+      context_;
   bool has_jit_ = false;
 };
 
+bool has_regex_library() {
+  return true;
+}
+
 #else
+
+bool has_regex_library() {
+  return false;
+}
 
 namespace {
 
@@ -157,8 +174,11 @@ class Regex {
 
 // What Unicode regular expressions (UTS 18) call \w; PCRE2's own \w is narrower.
 bool starts_with_word_character(std::string_view text) {
-  static const Regex word(R"(\A[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}])", "word characters");
-  return Regex::Matcher(word, text.empty() ? text : text.substr(0, utf8_step(text).length)).next().has_value();
+  static const Regex word(R"(\A[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}])",
+                          "word characters");
+  return Regex::Matcher(word, text.empty() ? text : text.substr(0, utf8_step(text).length))
+      .next()
+      .has_value();
 }
 
 bool ends_with_word_character(std::string_view text) {
@@ -180,8 +200,10 @@ void check_same_meaning(const std::string& pattern, const std::string& name) {
   for (size_t i = 0; i < pattern.size(); ++i) {
     const std::string_view rest = std::string_view(pattern).substr(i);
     if (rest[0] == '\\') {
-      if (rest.size() > 1 && std::string_view("hHQEKRXGC").find(rest[1]) != rest.npos) refuse("\\h, \\R or the like");
-      const bool has_braces = rest.size() > 2 && std::string_view("pPx").find(rest[1]) != rest.npos && rest[2] == '{';
+      if (rest.size() > 1 && std::string_view("hHQEKRXGC").find(rest[1]) != rest.npos)
+        refuse("\\h, \\R or the like");
+      const bool has_braces =
+          rest.size() > 2 && std::string_view("pPx").find(rest[1]) != rest.npos && rest[2] == '{';
       i += has_braces ? std::min(rest.find('}'), rest.size()) : 1;
     } else if (in_class) {
       if (rest.starts_with("&&")) refuse("an intersection of classes");
@@ -195,12 +217,14 @@ void check_same_meaning(const std::string& pattern, const std::string& name) {
       refuse("{n,m}+");
     } else if (rest.starts_with("(?")) {
       const size_t end = rest.find_first_not_of("abcdefghijklmnopqrstuvwxyz-", 2);
-      if (rest.substr(2, end - 2).find_first_not_of("i-") != rest.npos) refuse("an option other than (?i)");
+      if (rest.substr(2, end - 2).find_first_not_of("i-") != rest.npos)
+        refuse("an option other than (?i)");
     }
   }
 }
 
-const JsonValue* find_typed(const JsonValue& spec, std::string_view key, JsonValue::Kind kind, const std::string& name) {
+const JsonValue* find_typed(const JsonValue& spec, std::string_view key, JsonValue::Kind kind,
+                            const std::string& name) {
   const JsonValue* value = spec.find(key);
   if (value == nullptr || value->is_null()) return nullptr;
   M3_CHECK(value->kind() == kind, "{}: {} is of type {}", name, key, value->kind_name());
@@ -222,7 +246,8 @@ Pretokenizer::Pretokenizer(const JsonValue& spec, const std::string& name) {
 Pretokenizer::~Pretokenizer() = default;
 
 void Pretokenizer::add_steps(const JsonValue& spec, const std::string& name) {
-  M3_CHECK(spec.is_object(), "{} is of type {}, want a ByteLevel step or a Sequence that ends with one", name,
+  M3_CHECK(spec.is_object(),
+           "{} is of type {}, want a ByteLevel step or a Sequence that ends with one", name,
            spec.kind_name());
   const JsonValue* type = find_typed(spec, "type", JsonValue::Kind::kString, name);
   M3_CHECK(type != nullptr, "{} has no type", name);
@@ -244,14 +269,17 @@ void Pretokenizer::add_steps(const JsonValue& spec, const std::string& name) {
       steps_.emplace_back();
       steps_.back().add_prefix_space = true;
     }
-    if (find_bool(spec, "use_regex", true, step_name)) add_pattern(kGpt2Pattern, Behavior::kIsolated, step_name);
+    if (find_bool(spec, "use_regex", true, step_name))
+      add_pattern(kGpt2Pattern, Behavior::kIsolated, step_name);
     has_byte_level_ = true;
   } else {
-    M3_FAIL("{}: this kind of step is not supported (Split, Digits, ByteLevel and Sequence are)", step_name);
+    M3_FAIL("{}: this kind of step is not supported (Split, Digits, ByteLevel and Sequence are)",
+            step_name);
   }
 }
 
-void Pretokenizer::add_pattern(const std::string& pattern, Behavior behavior, const std::string& name) {
+void Pretokenizer::add_pattern(const std::string& pattern, Behavior behavior,
+                               const std::string& name) {
   steps_.emplace_back();
   steps_.back().behavior = behavior;
   steps_.back().regex = std::make_shared<const Regex>(pattern, name);
@@ -260,16 +288,20 @@ void Pretokenizer::add_pattern(const std::string& pattern, Behavior behavior, co
 void Pretokenizer::add_split(const JsonValue& spec, const std::string& name) {
   const JsonValue* behavior = find_typed(spec, "behavior", JsonValue::Kind::kString, name);
   M3_CHECK(behavior != nullptr, "{}: no behavior", name);
-  constexpr const char* kNames[] = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"};
+  constexpr const char* kNames[] = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious",
+                                    "MergedWithNext"};
   const auto at = std::find(std::begin(kNames), std::end(kNames), behavior->text());
-  M3_CHECK(at != std::end(kNames), "{}: behavior '{}' is not known (Isolated, Removed, Contiguous, MergedWithPrevious, "
-           "MergedWithNext)", name, behavior->text());
+  M3_CHECK(at != std::end(kNames),
+           "{}: behavior '{}' is not known (Isolated, Removed, Contiguous, MergedWithPrevious, "
+           "MergedWithNext)",
+           name, behavior->text());
 
   const JsonValue* pattern = find_typed(spec, "pattern", JsonValue::Kind::kObject, name);
   M3_CHECK(pattern != nullptr, "{}: no pattern", name);
   const JsonValue* regex = find_typed(*pattern, "Regex", JsonValue::Kind::kString, name);
   const JsonValue* literal = find_typed(*pattern, "String", JsonValue::Kind::kString, name);
-  M3_CHECK((regex != nullptr) != (literal != nullptr), "{}: the pattern must hold either Regex or String", name);
+  M3_CHECK((regex != nullptr) != (literal != nullptr),
+           "{}: the pattern must hold either Regex or String", name);
   if (regex != nullptr) {
     check_same_meaning(regex->text(), name);
     add_pattern(regex->text(), Behavior::kIsolated, name);
@@ -296,12 +328,15 @@ void Pretokenizer::split(const Step& step, std::string_view text, OnSpan on_span
     Regex::Matcher matcher(*step.regex, text);
     while (const auto range = matcher.next()) on_match(range->begin, range->end);
   } else if (!step.literal.empty()) {
-    for (size_t at; (at = text.find(step.literal, done)) != text.npos;) on_match(at, at + step.literal.size());
+    for (size_t at; (at = text.find(step.literal, done)) != text.npos;)
+      on_match(at, at + step.literal.size());
   }
   if (done < text.size()) on_span({done, text.size(), step.invert});
 }
 
-void Pretokenizer::cut(std::string_view text, const Sink& sink) const { run(0, text, sink); }
+void Pretokenizer::cut(std::string_view text, const Sink& sink) const {
+  run(0, text, sink);
+}
 
 void Pretokenizer::run(size_t idx_step, std::string_view text, const Sink& sink) const {
   if (text.empty()) return;
@@ -317,15 +352,17 @@ void Pretokenizer::run(size_t idx_step, std::string_view text, const Sink& sink)
     }
     return run(idx_step + 1, text, sink);
   }
-  const auto pass_on = [&](size_t begin, size_t end) { run(idx_step + 1, text.substr(begin, end - begin), sink); };
+  const auto pass_on = [&](size_t begin, size_t end) {
+    run(idx_step + 1, text.substr(begin, end - begin), sink);
+  };
   if (step.behavior == Behavior::kIsolated || step.behavior == Behavior::kRemoved) {
     split(step, text, [&](Span span) {
       if (step.behavior == Behavior::kIsolated || !span.is_match) pass_on(span.begin, span.end);
     });
     return;
   }
-  // The other behaviours join a span to its neighbour: the one before it, or for MergedWithNext the one
-  // behind it, which is the same rule read from right to left.
+  // The other behaviours join a span to its neighbour: the one before it, or for MergedWithNext the
+  // one behind it, which is the same rule read from right to left.
   std::vector<Span> spans, joined;
   split(step, text, [&](Span span) { spans.push_back(span); });
   const bool from_right = step.behavior == Behavior::kMergedWithNext;

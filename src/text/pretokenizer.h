@@ -1,5 +1,5 @@
-// Cuts text into the pieces that BPE merges one by one: the `pre_tokenizer` of tokenizer.json (Split,
-// Digits, ByteLevel, and Sequences of them). Regular expressions run in PCRE2, which only
+// Cuts text into the pieces that BPE merges one by one: the `pre_tokenizer` of tokenizer.json
+// (Split, Digits, ByteLevel, and Sequences of them). Regular expressions run in PCRE2, which only
 // pretokenizer.cpp knows; a build without it parses the steps and refuses to cut.
 #pragma once
 #include <functional>
@@ -22,8 +22,8 @@ class Pretokenizer {
   Pretokenizer(const JsonValue& spec, const std::string& name);
   ~Pretokenizer();
 
-  // Calls `sink` for each piece in order. `text` must be valid UTF-8; a piece is a view into it, or into
-  // a buffer that lives until `sink` returns (add_prefix_space). Thread-safe.
+  // Calls `sink` for each piece in order. `text` must be valid UTF-8; a piece is a view into it, or
+  // into a buffer that lives until `sink` returns (add_prefix_space). Thread-safe.
   void cut(std::string_view text, const Sink& sink) const;
 
  private:
@@ -50,6 +50,9 @@ class Pretokenizer {
   std::vector<Step> steps_;
   bool has_byte_level_ = false;
 };
+
+// Whether this build has PCRE2.
+bool has_regex_library();
 
 // Word characters as Unicode regular expressions have them (\w). Throw Error without PCRE2.
 bool starts_with_word_character(std::string_view text);

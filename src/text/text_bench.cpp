@@ -28,7 +28,8 @@ const Tokenizer& tokenizer() {
 const std::string& text() {
   static const std::string joined = [] {
     std::string all;
-    for (const auto& entry : std::filesystem::directory_iterator(repository("docs/spec"))) all += read_file(entry.path());
+    for (const auto& entry : std::filesystem::directory_iterator(repository("docs/spec")))
+      all += read_file(entry.path());
     return all;
   }();
   return joined;
@@ -62,7 +63,8 @@ BENCHMARK(BM_decode)->Unit(benchmark::kMillisecond);
 // A file written by a tool call, as it comes: one token at a time.
 void BM_parse_output(benchmark::State& state) {
   const auto tools = read_tools(JsonValue::parse(
-      R"([{"function":{"name":"write","parameters":{"properties":{"text":{"type":"string"}}}}}])", "tools"));
+      R"([{"function":{"name":"write","parameters":{"properties":{"text":{"type":"string"}}}}}])",
+      "tools"));
   for (auto _ : state) {
     OutputParser parser(tools, "");
     std::vector<OutputEvent> events;
@@ -101,9 +103,10 @@ void BM_grammar_compile(benchmark::State& state) {
 }
 BENCHMARK(BM_grammar_compile)->Unit(benchmark::kMillisecond);
 
-// Accepting an answer token by token with a mask before each step: the first answer of a grammar, and
-// a later one, for which the masks of its states are known.
-void follow(const std::shared_ptr<const Grammar>& grammar, const std::vector<int32_t>& ids, benchmark::State& state) {
+// Accepting an answer token by token with a mask before each step: the first answer of a grammar,
+// and a later one, for which the masks of its states are known.
+void follow(const std::shared_ptr<const Grammar>& grammar, const std::vector<int32_t>& ids,
+            benchmark::State& state) {
   GrammarState position(grammar);
   for (int32_t id : ids) {
     benchmark::DoNotOptimize(&position.mask());

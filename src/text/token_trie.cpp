@@ -13,7 +13,8 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer) : num_tokens_(tokenizer.size())
     starts_.push_back(text_.size());
     if (tokenizer.is_added(id)) continue;
     const std::string_view bytes = tokenizer.bytes(id);
-    M3_CHECK(bytes.size() < kMaxDepth, "token {} has {} bytes, want fewer than {}", id, bytes.size(), kMaxDepth);
+    M3_CHECK(bytes.size() < kMaxDepth, "token {} has {} bytes, want fewer than {}", id,
+             bytes.size(), kMaxDepth);
     text_ += bytes;
     if (!bytes.empty()) tokens.emplace_back(bytes, id);
   }
@@ -29,13 +30,15 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer) : num_tokens_(tokenizer.size())
     path.push_back(static_cast<int32_t>(bytes_.size()) - 1);
   };
   const auto leave = [&](size_t depth) {
-    for (; path.size() > depth + 1; path.pop_back()) ends_[static_cast<size_t>(path.back())] = static_cast<int32_t>(bytes_.size());
+    for (; path.size() > depth + 1; path.pop_back())
+      ends_[static_cast<size_t>(path.back())] = static_cast<int32_t>(bytes_.size());
   };
   add_node(0);
   std::string_view previous;
   for (const auto& [bytes, id] : tokens) {
     const size_t shared = static_cast<size_t>(
-        std::mismatch(bytes.begin(), bytes.end(), previous.begin(), previous.end()).first - bytes.begin());
+        std::mismatch(bytes.begin(), bytes.end(), previous.begin(), previous.end()).first -
+        bytes.begin());
     leave(shared);
     for (size_t i = shared; i < bytes.size(); ++i) add_node(static_cast<uint8_t>(bytes[i]));
     ids_.push_back(id);

@@ -1,5 +1,5 @@
-// The vocabulary as a tree of bytes, for computing masks: every token that begins with the same bytes is
-// looked at once. Added tokens are left out: a grammar takes them by id only.
+// The vocabulary as a tree of bytes, for computing masks: every token that begins with the same
+// bytes is looked at once. Added tokens are left out: a grammar takes them by id only.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -27,7 +27,9 @@ class TokenTrie {
   int32_t size() const { return static_cast<int32_t>(bytes_.size()); }
   uint8_t byte(int32_t node) const { return bytes_[static_cast<size_t>(node)]; }
   int32_t depth(int32_t node) const { return depths_[static_cast<size_t>(node)]; }
-  int32_t end(int32_t node) const { return ends_[static_cast<size_t>(node)]; }  // behind the last descendant
+  int32_t end(int32_t node) const {
+    return ends_[static_cast<size_t>(node)];
+  }                                                      // behind the last descendant
   std::span<const int32_t> tokens(int32_t node) const {  // that end exactly here
     const auto at = static_cast<size_t>(node);
     return {ids_.data() + first_ids_[at], static_cast<size_t>(first_ids_[at + 1] - first_ids_[at])};

@@ -102,13 +102,21 @@ Tokenizer Tokenizer::from_json(std::string_view json, std::string_view name) {
   return Tokenizer(std::make_unique<Impl>(read_tokenizer_json(json, owned_name), owned_name));
 }
 
+bool Tokenizer::can_encode() {
+  return has_regex_library();
+}
+
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
-  M3_CHECK(text.size() <= kMaxTextBytes, "the text to encode has {} bytes, want at most {}", text.size(), kMaxTextBytes);
+  M3_CHECK(text.size() <= kMaxTextBytes, "the text to encode has {} bytes, want at most {}",
+           text.size(), kMaxTextBytes);
   std::vector<int32_t> ids;
   auto scratch = impl_->take_scratch();
-  const Pretokenizer::Sink sink = [&](std::string_view piece) { impl_->bpe.encode(piece, *scratch, ids); };
+  const Pretokenizer::Sink sink = [&](std::string_view piece) {
+    impl_->bpe.encode(piece, *scratch, ids);
+  };
   impl_->cut_added(
-      text, options.added_tokens, [&](std::string_view stretch) { impl_->pretokenizer->cut(stretch, sink); },
+      text, options.added_tokens,
+      [&](std::string_view stretch) { impl_->pretokenizer->cut(stretch, sink); },
       [&](const AddedTokenMatcher::Part& part) { ids.push_back(part.token->id); });
   impl_->give_scratch(std::move(scratch));
   return ids;
@@ -130,12 +138,15 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
   return text + decoder.finish();
 }
 
-int32_t Tokenizer::size() const { return static_cast<int32_t>(impl_->flags.size()); }
+int32_t Tokenizer::size() const {
+  return static_cast<int32_t>(impl_->flags.size());
+}
 
 std::string_view Tokenizer::bytes(int32_t id) const {
   if (id < 0 || id >= size()) return {};
   const size_t start = impl_->starts[static_cast<size_t>(id)];
-  return std::string_view(impl_->text).substr(start, impl_->starts[static_cast<size_t>(id) + 1] - start);
+  return std::string_view(impl_->text)
+      .substr(start, impl_->starts[static_cast<size_t>(id) + 1] - start);
 }
 
 bool Tokenizer::is_added(int32_t id) const {
@@ -152,7 +163,8 @@ std::optional<int32_t> Tokenizer::added_id(std::string_view content) const {
 
 int32_t Tokenizer::require_added_id(std::string_view content) const {
   const auto id = added_id(content);
-  M3_CHECK(id.has_value(), "{}: no added token '{}', which the chat protocol needs", impl_->name, content);
+  M3_CHECK(id.has_value(), "{}: no added token '{}', which the chat protocol needs", impl_->name,
+           content);
   return *id;
 }
 

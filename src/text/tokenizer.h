@@ -24,12 +24,14 @@ class Tokenizer {
   // `path`: the file, or a folder that holds tokenizer.json. Throws Error naming file and entry.
   static Tokenizer load(const std::filesystem::path& path);
   static Tokenizer from_json(std::string_view json, std::string_view name = "tokenizer.json");
+  // false: this build has no PCRE2, and encode() fails for files with a split pattern.
+  static bool can_encode();
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  // Ids of a UTF-8 text; no start token is added (the chat template writes its own). Throws Error if
-  // the text is not valid UTF-8 (with the byte offset) or the build has no PCRE2.
+  // Ids of a UTF-8 text; no start token is added (the chat template writes its own). Throws Error
+  // if the text is not valid UTF-8 (with the byte offset) or the build has no PCRE2.
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
   // The text as cut by added tokens and the split pattern, before BPE.
   std::vector<std::string> split(std::string_view text) const;
@@ -37,10 +39,10 @@ class Tokenizer {
   // UTF-8 text of the ids; invalid bytes become U+FFFD (WHATWG), ids without a token give nothing.
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
 
-  int32_t size() const;                         // largest id + 1; ids from here on have no token
-  std::string_view bytes(int32_t id) const;     // raw bytes; the text of an added token; else empty
+  int32_t size() const;                      // largest id + 1; ids from here on have no token
+  std::string_view bytes(int32_t id) const;  // raw bytes; the text of an added token; else empty
   bool is_added(int32_t id) const;
-  bool is_special(int32_t id) const;            // added, and marked special in the file
+  bool is_special(int32_t id) const;  // added, and marked special in the file
   std::optional<int32_t> added_id(std::string_view content) const;  // e.g. "[e~["
   int32_t require_added_id(std::string_view content) const;         // throws naming file and token
 

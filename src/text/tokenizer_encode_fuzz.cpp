@@ -1,5 +1,6 @@
-// Any bytes as text of the tiny tokenizer: invalid UTF-8 is refused, else the text comes back, its pieces
-// cover it, and streaming gives what decoding gives. The same bytes, two by two, are ids to decode.
+// Any bytes as text of the tiny tokenizer: invalid UTF-8 is refused, else the text comes back, its
+// pieces cover it, and streaming gives what decoding gives. The same bytes, two by two, are ids to
+// decode.
 #include <cstdlib>
 #include <filesystem>
 
@@ -10,8 +11,8 @@
 namespace {
 
 const m3::Tokenizer& tokenizer() {
-  static const m3::Tokenizer tiny =
-      m3::Tokenizer::load(std::filesystem::path(__FILE__).parent_path() / "../../tests/golden/tokenizer/tiny");
+  static const m3::Tokenizer tiny = m3::Tokenizer::load(
+      std::filesystem::path(__FILE__).parent_path() / "../../tests/golden/tokenizer/tiny");
   return tiny;
 }
 

@@ -23,7 +23,9 @@ struct Decimal {
   bool is_plain = true;  // neither fraction nor exponent was written
 
   bool is_zero() const { return digits == "0"; }
-  int64_t adjusted() const { return exponent + static_cast<int64_t>(digits.size()) - 1; }  // of the first digit
+  int64_t adjusted() const {
+    return exponent + static_cast<int64_t>(digits.size()) - 1;
+  }  // of the first digit
 };
 
 size_t skip_digits(std::string_view text, size_t at) {
@@ -95,7 +97,8 @@ std::optional<JsonValue> to_number(std::string_view text) {
     if (decimal->adjusted() > 0) return std::nullopt;
     value = decimal->negative ? -0.0 : 0.0;  // too small for a double
   }
-  if (decimal->is_plain) return JsonValue::integer((decimal->negative ? "-" : "") + decimal->digits);
+  if (decimal->is_plain)
+    return JsonValue::integer((decimal->negative ? "-" : "") + decimal->digits);
   return JsonValue::number(value);
 }
 
@@ -122,7 +125,8 @@ class Converter {
   explicit Converter(const std::string& raw) : raw_(raw) {}
 
   Value value_of(const CallElement& element) const {
-    return {&element.children, std::string_view(raw_).substr(element.raw_begin, element.raw_end - element.raw_begin),
+    return {&element.children,
+            std::string_view(raw_).substr(element.raw_begin, element.raw_end - element.raw_begin),
             element.cut};
   }
 
@@ -130,11 +134,13 @@ class Converter {
   std::optional<JsonValue> convert(const Value& value, const ToolSchema& schema) const {
     const SchemaTypes& types = schema.types();
     if (types.only_unknown()) return JsonValue::string(std::string(value.raw));
-    if (value.children != nullptr && !value.children->empty()) return convert_children(value, schema);
+    if (value.children != nullptr && !value.children->empty())
+      return convert_children(value, schema);
     const std::string text(value.raw);
     const std::string_view bare = strip(text);
     if (value.cut) {  // half a value is never converted
-      const bool keep = types.empty() ? !bare.empty() : types.has(SchemaTypes::kString) && !text.empty();
+      const bool keep =
+          types.empty() ? !bare.empty() : types.has(SchemaTypes::kString) && !text.empty();
       return keep ? std::optional(JsonValue::string(text)) : std::nullopt;
     }
     if (types.empty()) {
@@ -154,7 +160,8 @@ class Converter {
                    (json->is_object() && types.has(SchemaTypes::kObject)))) {
         return json;
       }
-      if (bare.empty()) return types.has(SchemaTypes::kArray) ? JsonValue::array() : JsonValue::object();
+      if (bare.empty())
+        return types.has(SchemaTypes::kArray) ? JsonValue::array() : JsonValue::object();
       if (types.has(SchemaTypes::kArray)) {  // bare text is the only element
         auto item = convert(value, schema.item(0));
         return JsonValue::array(item ? std::vector{std::move(*item)} : std::vector<JsonValue>{});
@@ -168,7 +175,9 @@ class Converter {
     const SchemaTypes& types = schema.types();
     const auto is_item = [](const CallElement& child) { return child.name == "item"; };
     const bool all_items = std::all_of(value.children->begin(), value.children->end(), is_item);
-    if (types.empty() ? all_items : types.has(SchemaTypes::kArray) && (!types.has(SchemaTypes::kObject) || all_items)) {
+    if (types.empty()
+            ? all_items
+            : types.has(SchemaTypes::kArray) && (!types.has(SchemaTypes::kObject) || all_items)) {
       return convert_items(value, schema);
     }
     if (types.empty() || types.has(SchemaTypes::kObject)) {
@@ -215,14 +224,16 @@ ArgumentBuilder::Added ArgumentBuilder::add(const CallElement& element) {
   }
   const ToolSchema member = schema_.member(key);
   // Of a cut value under an undeclared name nobody knows whether the name is the start of a value.
-  if (value.cut && schema_.has_properties() && !schema_.declares(key) && member.is_free()) return {};
+  if (value.cut && schema_.has_properties() && !schema_.declares(key) && member.is_free())
+    return {};
   auto converted = converter.convert(value, member);
   if (!converted) return {};
 
   const auto [at, is_new] = index_.try_emplace(key, object_.size());
   const size_t index = at->second;
   if (is_new) {
-    const bool may_merge = member.types().empty() || (converted->is_array() && member.types().has(SchemaTypes::kArray));
+    const bool may_merge = member.types().empty() ||
+                           (converted->is_array() && member.types().has(SchemaTypes::kArray));
     object_.append_member(std::move(key), std::move(*converted));
     repeated_.push_back(false);
     return {Change::kNewKey, index, may_merge};

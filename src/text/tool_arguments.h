@@ -1,5 +1,5 @@
-// From the tags of a tool call to JSON: a small tree of elements and its conversion under the tool's
-// schema (tests/golden/chat/README.md, rules 4 to 6).
+// From the tags of a tool call to JSON: a small tree of elements and its conversion under the
+// tool's schema (tests/golden/chat/README.md, rules 4 to 6).
 #pragma once
 #include <optional>
 #include <string>
@@ -12,8 +12,9 @@
 
 namespace m3 {
 
-// One parameter, member or item. Its text lies in the raw text of the call: everything in order, with
-// tags but without their markers; "<name>" stands directly before it where an opening tag was read.
+// One parameter, member or item. Its text lies in the raw text of the call: everything in order,
+// with tags but without their markers; "<name>" stands directly before it where an opening tag was
+// read.
 struct CallElement {
   std::string name;
   size_t raw_begin = 0, raw_end = 0;
@@ -26,13 +27,14 @@ struct CallElement {
 class ArgumentBuilder {
  public:
   // `raw` and what `schema` refers to must outlive the builder; `raw` may grow.
-  ArgumentBuilder(const std::string& raw, ToolSchema schema) : raw_(&raw), schema_(std::move(schema)) {}
+  ArgumentBuilder(const std::string& raw, ToolSchema schema)
+      : raw_(&raw), schema_(std::move(schema)) {}
 
   enum class Change { kNone, kNewKey, kMerged };
   struct Added {
     Change change = Change::kNone;
-    size_t index = 0;         // of the key in object()
-    bool may_merge = false;   // a repetition of the key would change the value
+    size_t index = 0;        // of the key in object()
+    bool may_merge = false;  // a repetition of the key would change the value
   };
   Added add(const CallElement& element);
 

@@ -20,13 +20,20 @@ unsigned type_bit(std::string_view name) {
 
 unsigned type_bit(const JsonValue& value) {
   switch (value.kind()) {
-    case JsonValue::Kind::kNull: return SchemaTypes::kNull;
-    case JsonValue::Kind::kBool: return SchemaTypes::kBoolean;
-    case JsonValue::Kind::kInteger: return SchemaTypes::kInteger;
-    case JsonValue::Kind::kFloat: return SchemaTypes::kNumber;
-    case JsonValue::Kind::kString: return SchemaTypes::kString;
-    case JsonValue::Kind::kArray: return SchemaTypes::kArray;
-    case JsonValue::Kind::kObject: return SchemaTypes::kObject;
+    case JsonValue::Kind::kNull:
+      return SchemaTypes::kNull;
+    case JsonValue::Kind::kBool:
+      return SchemaTypes::kBoolean;
+    case JsonValue::Kind::kInteger:
+      return SchemaTypes::kInteger;
+    case JsonValue::Kind::kFloat:
+      return SchemaTypes::kNumber;
+    case JsonValue::Kind::kString:
+      return SchemaTypes::kString;
+    case JsonValue::Kind::kArray:
+      return SchemaTypes::kArray;
+    case JsonValue::Kind::kObject:
+      return SchemaTypes::kObject;
   }
   return 0;
 }
@@ -59,10 +66,12 @@ SchemaTypes types_of(const JsonValue& branch) {
     if (branch.find("properties") != nullptr || branch.find("additionalProperties") != nullptr) {
       types.bits |= SchemaTypes::kObject;
     }
-    if (branch.find("items") != nullptr || branch.find("prefixItems") != nullptr) types.bits |= SchemaTypes::kArray;
+    if (branch.find("items") != nullptr || branch.find("prefixItems") != nullptr)
+      types.bits |= SchemaTypes::kArray;
   }
   const JsonValue* nullable = branch.find("nullable");
-  if (nullable != nullptr && nullable->is_bool() && nullable->as_bool()) types.bits |= SchemaTypes::kNull;
+  if (nullable != nullptr && nullable->is_bool() && nullable->as_bool())
+    types.bits |= SchemaTypes::kNull;
   return types;
 }
 
@@ -79,7 +88,9 @@ ToolSchema::ToolSchema(const JsonValue* schema, const JsonValue* root)
 }
 
 void ToolSchema::flatten(const JsonValue* schema, int depth) {
-  if (schema == nullptr || !schema->is_object() || depth > kMaxDepth || branches_.size() >= kMaxBranches) return;
+  if (schema == nullptr || !schema->is_object() || depth > kMaxDepth ||
+      branches_.size() >= kMaxBranches)
+    return;
   const JsonValue* reference = schema->find("$ref");
   if (reference != nullptr && reference->is_string() && !reference->text().empty()) {
     return flatten(resolve(reference->text()), depth + 1);
@@ -125,7 +136,8 @@ bool ToolSchema::has_properties() const {
 
 ToolSchema ToolSchema::member(std::string_view name) const {
   const JsonValue* found = property(name);
-  for (size_t i = 0; found == nullptr && i < branches_.size(); ++i) found = branches_[i]->find("additionalProperties");
+  for (size_t i = 0; found == nullptr && i < branches_.size(); ++i)
+    found = branches_[i]->find("additionalProperties");
   return ToolSchema(found, root_);
 }
 

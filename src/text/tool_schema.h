@@ -1,6 +1,6 @@
-// The JSON schema of a tool's parameters, as far as reading a call needs it: which types a value may
-// have, and the schemas of members and items. $ref, anyOf, oneOf and allOf are flattened into a list of
-// branches; limits on depth and number keep circular and hostile schemas harmless.
+// The JSON schema of a tool's parameters, as far as reading a call needs it: which types a value
+// may have, and the schemas of members and items. $ref, anyOf, oneOf and allOf are flattened into a
+// list of branches; limits on depth and number keep circular and hostile schemas harmless.
 #pragma once
 #include <string>
 #include <string_view>
@@ -12,7 +12,15 @@ namespace m3 {
 
 // A set of JSON types.
 struct SchemaTypes {
-  enum Bit : unsigned { kString = 1, kInteger = 2, kNumber = 4, kBoolean = 8, kNull = 16, kArray = 32, kObject = 64 };
+  enum Bit : unsigned {
+    kString = 1,
+    kInteger = 2,
+    kNumber = 4,
+    kBoolean = 8,
+    kNull = 16,
+    kArray = 32,
+    kObject = 64
+  };
   unsigned bits = 0;
   bool has_unknown = false;  // a name that JSON schema does not know
 

@@ -9,7 +9,8 @@ Utf8Step utf8_step(std::string_view text) {
   const unsigned char first = byte(0);
   if (first < 0x80) return {Utf8Kind::kValid, 1};
   size_t length = 0;
-  unsigned char low = 0x80, high = 0xBF;  // bounds of the second byte: no overlong forms, no surrogates
+  unsigned char low = 0x80,
+                high = 0xBF;  // bounds of the second byte: no overlong forms, no surrogates
   if (first >= 0xC2 && first <= 0xDF) {
     length = 2;
   } else if (first >= 0xE0 && first <= 0xEF) {
@@ -53,7 +54,8 @@ uint32_t read_utf8(std::string_view text) {
   const size_t length = utf8_step(text).length;
   uint32_t character = static_cast<unsigned char>(text[0]);
   if (length > 1) character &= 0xFFu >> (length + 1);
-  for (size_t i = 1; i < length; ++i) character = character << 6 | (static_cast<unsigned char>(text[i]) & 0x3F);
+  for (size_t i = 1; i < length; ++i)
+    character = character << 6 | (static_cast<unsigned char>(text[i]) & 0x3F);
   return character;
 }
 

@@ -1,5 +1,5 @@
-// tests/golden/chat: messages to prompts byte for byte, and model output to reasoning, content and tool
-// calls, whole and in pieces; tests/golden/media/prompt_expansion.json: placeholders of media.
+// tests/golden/chat: messages to prompts byte for byte, and model output to reasoning, content and
+// tool calls, whole and in pieces; tests/golden/media/prompt_expansion.json: placeholders of media.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -28,9 +28,11 @@ std::optional<std::string> optional_text(const JsonValue& value) {
 
 void check_same(const std::string& what, const std::string& got, const std::string& want) {
   if (got == want) return;
-  const size_t at = static_cast<size_t>(std::mismatch(got.begin(), got.end(), want.begin(), want.end()).first - got.begin());
+  const size_t at = static_cast<size_t>(
+      std::mismatch(got.begin(), got.end(), want.begin(), want.end()).first - got.begin());
   const size_t from = at < 30 ? 0 : at - 30;
-  M3_FAIL("{} differs at byte {}: '{}', want '{}'", what, at, got.substr(from, 80), want.substr(from, 80));
+  M3_FAIL("{} differs at byte {}: '{}', want '{}'", what, at, got.substr(from, 80),
+          want.substr(from, 80));
 }
 
 // --- rendering
@@ -40,7 +42,8 @@ std::string render_case(const JsonValue& entry) {
   options.thinking_mode = optional_text(member(entry, "thinking_mode"));
   options.add_generation_prompt = member(entry, "add_generation_prompt").as_bool();
   options.model_identity = optional_text(member(entry, "model_identity"));
-  return render_chat(read_messages(member(entry, "messages")), read_tools(member(entry, "tools")), options);
+  return render_chat(read_messages(member(entry, "messages")), read_tools(member(entry, "tools")),
+                     options);
 }
 
 std::string check_render(const JsonValue& entry) {
@@ -69,8 +72,8 @@ struct OutputPart {
 
 // Cuts an output where a marker is spelled, except inside the literal ranges.
 std::vector<OutputPart> cut_output(const std::string& output, const JsonValue& literal) {
-  constexpr std::string_view kMarkers[] = {chat_token::kNamespace, chat_token::kThinkOpen, chat_token::kThinkClose,
-                                           chat_token::kTurnEnd};
+  constexpr std::string_view kMarkers[] = {chat_token::kNamespace, chat_token::kThinkOpen,
+                                           chat_token::kThinkClose, chat_token::kTurnEnd};
   std::vector<OutputPart> parts;
   std::string text;
   const auto flush = [&] {
@@ -83,8 +86,10 @@ std::vector<OutputPart> cut_output(const std::string& output, const JsonValue& l
       if (std::string_view(output).substr(at).starts_with(kMarkers[i])) found = i;
     }
     for (const JsonValue& range : literal.items()) {
-      const bool overlaps = found < 4 && range.items()[0].as_double() < static_cast<double>(at + kMarkers[found].size()) &&
-                            static_cast<double>(at) < range.items()[1].as_double();
+      const bool overlaps =
+          found < 4 &&
+          range.items()[0].as_double() < static_cast<double>(at + kMarkers[found].size()) &&
+          static_cast<double>(at) < range.items()[1].as_double();
       if (overlaps) found = 4;
     }
     if (found == 4) {
@@ -122,18 +127,25 @@ ParsedOutput collect(const std::vector<OutputEvent>& events, bool complete) {
   std::vector<std::string> arguments;
   for (const OutputEvent& event : events) {
     switch (event.kind) {
-      case OutputEvent::Kind::kReasoning: reasoning += event.text; break;
-      case OutputEvent::Kind::kContent: content += event.text; break;
+      case OutputEvent::Kind::kReasoning:
+        reasoning += event.text;
+        break;
+      case OutputEvent::Kind::kContent:
+        content += event.text;
+        break;
       case OutputEvent::Kind::kCallBegin:
-        M3_CHECK(event.call == static_cast<int>(out.tool_calls.size()), "call {} begins in the place of {}", event.call,
-                 out.tool_calls.size());
+        M3_CHECK(event.call == static_cast<int>(out.tool_calls.size()),
+                 "call {} begins in the place of {}", event.call, out.tool_calls.size());
         out.tool_calls.push_back({event.text, {}});
         arguments.emplace_back();
         break;
-      case OutputEvent::Kind::kCallArguments: arguments.at(static_cast<size_t>(event.call)) += event.text; break;
+      case OutputEvent::Kind::kCallArguments:
+        arguments.at(static_cast<size_t>(event.call)) += event.text;
+        break;
       case OutputEvent::Kind::kCallEnd: {
         const size_t call = static_cast<size_t>(event.call);
-        out.tool_calls.at(call).arguments = JsonValue::parse(arguments[call], "the argument deltas of a call");
+        out.tool_calls.at(call).arguments =
+            JsonValue::parse(arguments[call], "the argument deltas of a call");
         break;
       }
     }
@@ -154,14 +166,17 @@ std::string check_parse(const JsonValue& entry) {
     std::vector<OutputEvent> events;
     for (const OutputPart& part : parts) {
       if (part.is_marker) parser.push_marker(part.marker, events);
-      for (size_t at = 0; at < part.text.size(); at += std::min(piece_bytes, part.text.size() - at)) {
+      for (size_t at = 0; at < part.text.size();
+           at += std::min(piece_bytes, part.text.size() - at)) {
         parser.push_text(std::string_view(part.text).substr(at, piece_bytes), events);
       }
     }
     parser.finish(events);
-    const std::string how = piece_bytes == SIZE_MAX ? "" : fmt::format(" (in pieces of {} bytes)", piece_bytes);
+    const std::string how =
+        piece_bytes == SIZE_MAX ? "" : fmt::format(" (in pieces of {} bytes)", piece_bytes);
     check_same("the result" + how, describe(parser.result()), want);
-    check_same("what the events add up to" + how, describe(collect(events, parser.result().complete)), want);
+    check_same("what the events add up to" + how,
+               describe(collect(events, parser.result().complete)), want);
   }
   return "equal whole and in pieces of 1, 2, 3 and 7 bytes";
 }
@@ -171,9 +186,12 @@ std::string check_parse(const JsonValue& entry) {
 std::string check_expansion(const JsonValue& entry) {
   std::vector<ImageSpan> images;
   std::vector<VideoSpan> videos;
-  const auto number = [](const JsonValue& value) { return static_cast<int64_t>(value.as_double()); };
+  const auto number = [](const JsonValue& value) {
+    return static_cast<int64_t>(value.as_double());
+  };
   for (const JsonValue& grid : member(entry, "images").items()) {
-    images.push_back({number(grid.items()[0]) * number(grid.items()[1]) * number(grid.items()[2]) / 4});
+    images.push_back(
+        {number(grid.items()[0]) * number(grid.items()[1]) * number(grid.items()[2]) / 4});
   }
   for (const JsonValue& video : member(entry, "videos").items()) {
     const auto& grid = member(video, "grid").items();
@@ -192,8 +210,10 @@ std::string check_expansion(const JsonValue& entry) {
     refusal = error.what();
   }
   if (const JsonValue* error = entry.find("error")) {
-    const std::string kind = error->text().substr(0, error->text().find('_'));  // image_count, video_count
-    M3_CHECK(refusal.find(kind + " count") != refusal.npos, "want a refusal of the {} count, got '{}'", kind, refusal);
+    const std::string kind =
+        error->text().substr(0, error->text().find('_'));  // image_count, video_count
+    M3_CHECK(refusal.find(kind + " count") != refusal.npos,
+             "want a refusal of the {} count, got '{}'", kind, refusal);
     return "refused: " + refusal;
   }
   M3_CHECK(refusal.empty(), "{}", refusal);
@@ -207,7 +227,8 @@ void verify_cases(const JsonValue& cases, const std::string& prefix, Check check
   for (size_t i = 0; i < cases.size(); ++i) {
     const JsonValue& entry = cases.items()[i];
     const JsonValue* name = entry.find("name");
-    report.run(prefix + (name != nullptr ? name->text() : std::to_string(i)), [&] { return check(entry); });
+    report.run(prefix + (name != nullptr ? name->text() : std::to_string(i)),
+               [&] { return check(entry); });
   }
 }
 
@@ -216,7 +237,8 @@ void verify_cases(const JsonValue& cases, const std::string& prefix, Check check
 bool verify_chat(const fs::path& file, const nlohmann::ordered_json& document, Report& report) {
   const auto read = [&] { return JsonValue::parse(read_file(file), file.string()); };
   const bool is_list = document.is_array() && !document.empty() && document[0].is_object();
-  if (is_list && document[0].contains("messages") && document[0].contains("add_generation_prompt")) {
+  if (is_list && document[0].contains("messages") &&
+      document[0].contains("add_generation_prompt")) {
     verify_cases(read(), "chat/render/", check_render, report);
     return true;
   }
@@ -224,8 +246,9 @@ bool verify_chat(const fs::path& file, const nlohmann::ordered_json& document, R
     verify_cases(read(), "chat/parse/", check_parse, report);
     return true;
   }
-  if (document.is_object() && document.contains("cases") && document["cases"].is_array() && !document["cases"].empty() &&
-      document["cases"][0].contains("prompt") && document["cases"][0].contains("videos")) {
+  if (document.is_object() && document.contains("cases") && document["cases"].is_array() &&
+      !document["cases"].empty() && document["cases"][0].contains("prompt") &&
+      document["cases"][0].contains("videos")) {
     verify_cases(member(read(), "cases"), "chat/placeholders/", check_expansion, report);
     return true;
   }
