@@ -82,12 +82,15 @@ void scale_rows(const Rows& rows, const float* factor, float* dweight, float rou
   mutable_float(rows.act, [&](auto* act) {
     parallel_rows(rows.gate.dim(0), 2 * F, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        float dot = 0;
-        for (int64_t f = r * F; f < (r + 1) * F; ++f) {
-          dot += to_float(act[f]) * dact[f];
-          dact[f] *= factor[r];
-          round_to(to_float(act[f]) * factor[r], act + f);
+        float parts[8] = {};  // eight chains: one alone would wait for its own additions
+        for (int64_t f = 0; f < F; ++f) {
+          const int64_t at = r * F + f;
+          parts[f & 7] += to_float(act[at]) * dact[at];
+          dact[at] *= factor[r];
+          round_to(to_float(act[at]) * factor[r], act + at);
         }
+        float dot = 0;
+        for (float part : parts) dot += part;
         dweight[r] = routed_scale * dot;
       }
     });
