@@ -88,7 +88,7 @@ int make(const Flags& flags) {
       jobs.emplace_back(kind.import, std::move(source));
     }
   }
-  if (jobs.empty()) throw UsageError{"m3 data make needs at least one source, e.g. --text NAME=PATH (see --help)"};
+  if (jobs.empty()) throw UsageError{"make needs at least one source, e.g. --text NAME=PATH (see --help)"};
 
   data::ShardWriter writer(flags.folder, writer_options(flags));
   ingest::ImportOptions options;

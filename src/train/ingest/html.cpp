@@ -18,7 +18,7 @@ const Words kBlocks = {"address", "article", "blockquote", "body", "caption", "d
                        "h2", "h3", "h4", "h5", "h6", "hr", "li", "main", "ol", "p", "pre", "section", "table", "tr", "ul"};
 // Navigation as Sphinx, DocBook, Publican and Doxygen name it.
 const Words kNavigation = {"sphinxsidebar", "related", "headerlink", "docnav", "navheader", "navfooter", "breadcrumb", "breadcrumbs",
-                           "toc", "navpath", "header", "footer", "sidebar", "skip", "clearer", "producttitle"};
+                           "toc", "navpath", "header", "footer", "skip", "clearer", "producttitle"};
 
 std::string lower(std::string_view text) {
   std::string out(text);
