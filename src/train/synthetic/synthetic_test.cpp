@@ -274,7 +274,8 @@ TEST(Questions, AnswersFollowFromTheScene) {
       if (i % 2) {
         int want = 0;
         for (const SceneObject& o : scene.objects) {
-          want += q.text == "How many shapes are there?" || q.text.find(" " + plural(kShapeNames[o.shape])) != std::string::npos;
+          const size_t at = q.text.find(plural(kShapeNames[o.shape]));  // a word of its own
+          want += q.text == "How many shapes are there?" || (at != std::string::npos && at > 0 && q.text[at - 1] == ' ');
         }
         ASSERT_EQ(q.answer, kCountNames[want]) << q.text << " of " << describe(scene);
         continue;
