@@ -118,7 +118,7 @@ int command_tokenize(const Args& args) {
     print_json(tokenizer, ids, decode ? tokenizer.decode(ids) : input);
   } else if (ids_only) {
     std::string line;
-    for (int32_t id : ids) line += (line.empty() ? "" : " ") + std::to_string(id);
+    for (int32_t id : ids) line += fmt::format("{}{}", line.empty() ? "" : " ", id);
     fmt::print("{}\n", line);
   } else if (decode) {
     fmt::print("{}\n", tokenizer.decode(ids));
