@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
 # Installs packages, builds everything and runs all tests that need no GPU. Needs Debian 12, root or
-# sudo. Options: --quick (no fuzzing, no sanitizers).
+# sudo. The parsers are fuzzed by scripts/fuzz.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-quick=0
-[[ "${1:-}" == "--quick" ]] && quick=1
 step() { printf '\n== %s (%s)\n' "$1" "$(date +%T)"; }
 
 step "packages (a minute the first time)"
-scripts/install-packages.sh $([[ $quick == 1 ]] || echo --fuzz)
+scripts/install-packages.sh
 
 preset=cpu
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
@@ -21,4 +19,4 @@ cmake --preset "$preset" -DM3_WERROR=ON -DM3_REQUIRE_ALL=ON
 cmake --build --preset "$preset"
 
 step "unit tests and goldens"
-ctest --preset "$preset" -LE cuda
+ctest --preset "$preset" -LE cuda -j "$(nproc)"
