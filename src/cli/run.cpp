@@ -169,11 +169,11 @@ void Runner::add_user_turn(const std::string& text) {
   M3_CHECK(has_tower || (flags_.images.empty() && flags_.videos.empty()),
            "{} has no vision tower: it cannot take --image or --video", flags_.model);
   for (const std::string& path : flags_.images) {
-    media_.push_back(load_chat_image(path));
+    media_.push_back(chat_image(preprocess_image_file(path)));
     message.content.push_back(ContentPart::image());
   }
   for (const std::string& path : flags_.videos) {
-    media_.push_back(load_chat_video(path));
+    media_.push_back(chat_video(preprocess_video_file(path)));
     message.content.push_back(ContentPart::video());
   }
   std::string whole = text;
@@ -231,7 +231,7 @@ void Runner::show(const OutputEvent& event) {
 Answer Runner::answer(const ChatPrompt& prompt) {
   GenerationRequest request;
   request.prompt = prompt.ids;
-  for (const ChatMedia& media : media_) request.media.push_back(media_input(media));
+  for (const ChatMedia& media : media_) request.media.push_back(media.input);
   request.sampling = sampling_;
   request.max_tokens = flags_.max_tokens;
   request.stop_ids = stop_ids_;
@@ -316,8 +316,7 @@ int Runner::one_shot(const std::string& text) {
            prompt_tokens, limit, flags_.context ? " (--context)" : " (the model's limit)");
   int64_t vision_patches = 0;
   for (const ChatMedia& media : media_) {
-    const Grid& grid = media.rows.grid;
-    vision_patches = std::max(vision_patches, vision_pass_patches(*checkpoint_.config().vision, {grid.t, grid.h, grid.w}));
+    vision_patches = std::max(vision_patches, vision_pass_patches(*checkpoint_.config().vision, media.input.grid));
   }
   open(std::min(limit, prompt_tokens + flags_.max_tokens), vision_patches);
   const Answer result = answer(prompt);

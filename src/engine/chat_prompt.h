@@ -15,11 +15,12 @@ namespace m3 {
 
 // A decoded picture or film of a conversation.
 struct ChatMedia {
-  bool is_video = false;
-  MediaRows rows;
+  MediaInput input;
+  Grid grid;
+  std::vector<double> seconds;  // films: time of each step; empty where unknown
 };
-ChatMedia load_chat_image(const std::filesystem::path& path);
-ChatMedia load_chat_video(const std::filesystem::path& path);
+ChatMedia chat_image(MediaRows rows);
+ChatMedia chat_video(MediaRows rows);
 
 struct ChatPrompt {
   std::string text;  // placeholders expanded
@@ -29,8 +30,5 @@ struct ChatPrompt {
 // `media`: of all media parts of all messages, in order. Throws Error if their number or kinds differ.
 ChatPrompt build_chat_prompt(const Tokenizer& tokenizer, std::span<const Message> messages, std::span<const Tool> tools,
                              const RenderOptions& options, std::span<const ChatMedia> media);
-
-// For a request; the patch rows are copied, since later turns need them again.
-MediaInput media_input(const ChatMedia& media);
 
 }  // namespace m3

@@ -143,10 +143,10 @@ void Engine::encode_media(Running& running) {
   int64_t row = 0;
   for (MediaInput& media : running.request.media) {
     const int64_t count = model_.num_features(media.grid);
-    const Tensor patches_NP(media.patches_NP.data(), DType::kF32,
+    const Tensor patches_NP(const_cast<float*>(media.patches_NP->data()), DType::kF32,
                             {media.grid.num_patches(), model_.config().vision->patch_numel()});
     model_.encode_media(media.grid, patches_NP, encoded_FC.rows(row, row + count));
-    media.patches_NP = {};  // not needed any more, and large
+    media.patches_NP.reset();
     row += count;
   }
   running.features_FC = running.feature_arena.alloc("features", dtype, {total, hidden});

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,11 +12,12 @@
 
 namespace m3 {
 
-// A picture or a clip, ready for the tower; placeholders of the prompt take them in order.
+// A picture or a clip, ready for the tower; placeholders of the prompt take them in order. Patch rows are large
+// and may be needed again in the next turn, so they are shared; the engine lets go of them once they are encoded.
 struct MediaInput {
   bool is_video = false;
   VisionGrid grid;
-  std::vector<float> patches_NP;  // [t*h*w, values of a patch]
+  std::shared_ptr<const std::vector<float>> patches_NP;  // [t*h*w, values of a patch]
 };
 
 struct GenerationRequest {

@@ -33,6 +33,9 @@ Session::Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const
   model_->add_to_plan(plan_);
   plan_.add("KV cache", cache_bytes);
   plan_.add("program and input", already_resident);
+  if (const int64_t excess = peak_resident_bytes() - plan_.total_bytes(); excess > 0) {
+    plan_.add("reading the input, at its worst", excess);
+  }
   const int64_t wanted = plan_.total_bytes() - model_->weight_bytes() - already_resident;
   const int64_t available = available_memory_bytes();
   M3_CHECK(wanted <= available,

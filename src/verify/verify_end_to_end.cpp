@@ -21,8 +21,8 @@ std::vector<ChatMedia> load_media(const ordered_json& messages, const fs::path& 
     const ordered_json content = message.value("content", ordered_json());
     if (!content.is_array()) continue;
     for (const ordered_json& part : content) {
-      if (part.value("type", "") == "image") media.push_back(load_chat_image(folder / part.at("file").get<std::string>()));
-      if (part.value("type", "") == "video") media.push_back(load_chat_video(folder / part.at("file").get<std::string>()));
+      if (part.value("type", "") == "image") media.push_back(chat_image(preprocess_image_file(folder / part.at("file").get<std::string>())));
+      if (part.value("type", "") == "video") media.push_back(chat_video(preprocess_video_file(folder / part.at("file").get<std::string>())));
     }
   }
   return media;
@@ -36,7 +36,7 @@ void check_prompt(const ordered_json& entry, const ChatPrompt& prompt, std::span
   const ordered_json& grids = entry.at("grids");
   M3_CHECK(grids.size() == media.size(), "{} media, want {}", media.size(), grids.size());
   for (size_t i = 0; i < media.size(); ++i) {
-    const Grid& grid = media[i].rows.grid;
+    const Grid& grid = media[i].grid;
     M3_CHECK(ordered_json({grid.t, grid.h, grid.w}) == grids[i], "grid {} is ({}, {}, {}), want {}", i, grid.t, grid.h, grid.w,
              grids[i].dump());
   }
@@ -54,7 +54,7 @@ std::vector<int32_t> greedy_answer(const Checkpoint& checkpoint, const Tokenizer
   request.max_tokens = count;
   request.stop_ids = {tokenizer.require_added_id(chat_token::kTurnEnd)};
   for (const ChatMedia& item : media) {
-    request.media.push_back(media_input(item));
+    request.media.push_back(item.input);
     options.max_vision_patches = std::max(options.max_vision_patches,
                                           vision_pass_patches(*checkpoint.config().vision, request.media.back().grid));
   }
