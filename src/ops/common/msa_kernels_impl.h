@@ -417,6 +417,8 @@ void attend_tile(const MsaAttendTile& t) {
   // 2. weights
   float keep[kMsaBatchRows];
   for (int i = 0; i < t.num_rows; ++i) {
+    const float* out = t.o + int64_t{t.row_ids[i]} * dim_padded;  // wanted in step 3, from the outer caches
+    for (int c = 0; c < dim_padded; c += 16) __builtin_prefetch(out + c);
     uint32_t* weights = t.weights + int64_t{i} * kStride;
     keep[i] = softmax_row(t, i, padded_keys, t.scores + int64_t{i} * kStride, weights);
     rows[i] = weights;
