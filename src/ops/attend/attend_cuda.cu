@@ -9,8 +9,8 @@
 namespace m3 {
 namespace {
 
-// Below so many query rows the pairs of a block are too few to fill its item (docs/lab/prefill.md).
-constexpr int64_t kHybridQueries = 512;
+// Below so many query rows the plan costs more than pairs save; 300 rows were measured to gain (docs/lab/prefill.md).
+constexpr int64_t kHybridQueries = 256;
 // A history block is shared from so many of 4 neighbours on: one union tile of a half tile costs as much
 // as 2.4 pairs (hopper.md §5.4).
 constexpr int kHybridThreshold = 3, kRowsThreshold = 5;

@@ -116,13 +116,13 @@ __global__ void __launch_bounds__(kQueries* kTopk) pairs_kernel(const Params p) 
     const int position = p.ws.position[cell];
     const uint32_t pairs = __ballot_sync(0xffffffffu, position >= 0);
     if (position < 0) return;
-    // Partial results of a query follow each other in list order.
+    // Partial results are ordered by tile, slot (the query's pairs in list order) and query.
     const int lane = threadIdx.x % 32, first = lane / kTopk * kTopk;
     const int order = __popc(pairs >> first & ((1u << (lane - first)) - 1));
-    const int64_t slot_row = int64_t{tile % p.chunk_tiles} * kQueries + query;
     const int64_t capacity = int64_t{p.chunk_tiles} * kQueries;
-    AttendPair* to = p.ws.pairs + segment * capacity * (kTopk - 1) + block_row[id] + position;
-    *to = {row, static_cast<int32_t>((r * capacity + slot_row) * (kTopk - 1) + order)};
+    const int64_t slot_row = (int64_t{r} * p.chunk_tiles + tile % p.chunk_tiles) * kTopk + order;
+    AttendPair* to = p.ws.pairs + segment * capacity * kTopk + block_row[id] + position;
+    *to = {row, static_cast<int32_t>(slot_row * kQueries + query)};
   }
 }
 
@@ -186,7 +186,7 @@ AttendSizes attend_sizes(const MsaGeometry& g, const MsaBatch& batch, int thresh
   const int64_t chunk_tiles = threshold > 1 ? std::min<int64_t>(kAttendChunkQueries / kQueries, s.max_tiles) : s.max_tiles;
   s.chunk_tiles = static_cast<int>(std::max<int64_t>(1, chunk_tiles));
   s.num_chunks = static_cast<int>((s.max_tiles + s.chunk_tiles - 1) / s.chunk_tiles);
-  const int64_t pairs = int64_t{s.chunk_tiles} * kQueries * (g.topk - 1);
+  const int64_t pairs = int64_t{s.chunk_tiles} * kQueries * g.topk;
   s.max_items = pairs / kAttendRowsPerItem + std::min(pairs, s.max_blocks) + 1;
   return s;
 }
@@ -194,7 +194,7 @@ AttendSizes attend_sizes(const MsaGeometry& g, const MsaBatch& batch, int thresh
 AttendWorkspace attend_make_workspace(const MsaGeometry& g, const MsaBatch& batch, int threshold, void* base) {
   const AttendSizes s = attend_sizes(g, batch, threshold);
   const int64_t segments = int64_t{s.num_chunks} * g.groups, capacity = int64_t{s.chunk_tiles} * kQueries;
-  const int64_t slots = capacity * (g.topk - 1) * g.groups;
+  const int64_t slots = capacity * g.topk * g.groups;
   AttendWorkspace ws = {};
   char* at = static_cast<char*>(base);
   take(at, ws.counters, AttendWorkspace::kPerChunk + 2 * s.num_chunks);
@@ -206,7 +206,7 @@ AttendWorkspace attend_make_workspace(const MsaGeometry& g, const MsaBatch& batc
     take(at, ws.row_begin, segments * s.max_blocks);
     take(at, ws.items, segments * s.max_items);
     take(at, ws.num_items, segments);
-    take(at, ws.pairs, segments * capacity * (g.topk - 1));
+    take(at, ws.pairs, segments * capacity * g.topk);
     take(at, ws.partial_o, slots * 256);
     take(at, ws.partial_ml, slots * 16);
   }

@@ -197,7 +197,7 @@ void attend_rows(const AttendCudaArgs& args, int chunk, const AttendSizes& sizes
   p.groups = args.geometry.groups;
   p.chunk = chunk;
   p.max_items = static_cast<int>(sizes.max_items);
-  p.pairs_per_group = sizes.chunk_tiles * kQueries * (args.geometry.topk - 1);
+  p.pairs_per_group = sizes.chunk_tiles * kQueries * args.geometry.topk;
   p.max_blocks = sizes.max_blocks;
   p.scale_log2 = static_cast<float>(args.geometry.logit_scale()) * kLog2e;
   p.ws = ws;

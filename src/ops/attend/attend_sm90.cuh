@@ -65,11 +65,12 @@ __device__ __forceinline__ void issue_pv(float (&o)[64], uint32_t (&weights)[8][
   wgmma_commit();
 }
 
-__device__ __forceinline__ void pack_weights(const float (&s)[64], uint32_t (&weights)[8][4]) {
+// keep = 0 makes zeros of whatever s holds, keep = ~0 changes nothing.
+__device__ __forceinline__ void pack_weights(const float (&s)[64], uint32_t (&weights)[8][4], uint32_t keep = ~0u) {
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) weights[k][i] = pack_bf16x2(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) weights[k][i] = pack_bf16x2(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]) & keep;
   }
 }
 

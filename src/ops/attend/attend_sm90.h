@@ -44,9 +44,9 @@ struct AttendWorkspace {
   int32_t* row_begin;     // [chunks, R, blocks]: counts, then first pair of a block
   AttendRowsItem* items;  // [chunks, R, max_items]
   int32_t* num_items;     // [chunks, R]
-  AttendPair* pairs;      // [chunks, R, chunk * (K - 1)]
-  uint4* partial_o;       // [R, chunk, K - 1, 256]: accumulator order, 16 bytes per lane
-  float2* partial_ml;     // [R, chunk, K - 1, 16]: maximum of the raw logits, sum
+  AttendPair* pairs;      // [chunks, R, chunk * K]
+  uint4* partial_o;       // [R, tiles of a chunk, K, 8, 256]: accumulator order, 16 bytes per lane
+  float2* partial_ml;     // [R, tiles of a chunk, K, 8, 16]: maximum of the raw logits, sum
   void* end;              // of the workspace
 
   enum Counter { kTiles, kRepairs, kPerChunk };

@@ -4,11 +4,13 @@
 //
 // Persistent, one CTA per SM, tiles handed out in sequence order, one group at a time, so that neighbouring
 // tiles find their blocks in L2.
-//   warpgroup 0: producer (1 warp): forms the union of the 8 lists (32 lanes hold them), sorts its blocks
-//   into shared and pairs, loads Q, K and V tiles and partial results into the ring.
+//   warp 0: loads Q, K and V tiles and partial results into the ring, as the plan says.
+//   warp 1: plans one tile ahead: forms the union of the 8 lists, sorts its blocks into shared and pairs, and
+//   orders the shared ones: own block, blocks that both warpgroups want, then the others in turn, so that
+//   neither warpgroup waits for the other.
 //   warpgroups 1, 2: 4 queries each, one warp per query. S = Q K^T of the next block runs together with
-//   O += P V of the last one; blocks that none of the 4 queries wants are skipped, and a warp whose query
-//   does not want the block leaves P = 0.
+//   O += P V of the last one; blocks that none of the 4 queries wants are given back unused, and a warp whose
+//   query does not want the block leaves P = 0.
 // Shared memory: 2 Q tiles x 32 KB, 5 stages x 32 KB (K and V in turn, or one partial result of each of the
 // 8 queries) = 224 KB; 128-byte swizzle. Work: 4 * 128 * 128 * 128 FLOP per 64 KB of K and V (L2).
 #include "hopper/fence.cuh"
@@ -21,10 +23,9 @@ namespace {
 using namespace attend_sm90_detail;
 
 constexpr int kRows = kQueries * kHeads;
-constexpr int kStages = 5, kQueryBuffers = 2, kConsumerWarps = 8;
+constexpr int kBuffers = 2, kConsumerWarps = 8;
 constexpr int kHalfQueryBytes = kRows * 128, kQueryBytes = 2 * kHalfQueryBytes;
 constexpr int kPartialBytes = kTileBytes / kQueries;  // bf16 O of one query
-constexpr int kSmemBytes = kQueryBuffers * kQueryBytes + kStages * kTileBytes + 1024;
 constexpr int kThreads = 384;
 
 struct Params {
@@ -39,21 +40,41 @@ struct Params {
 
 struct TileWork {
   TileRows rows;
-  int32_t group;        // -1: no more work
-  int32_t has_entries;
-  int32_t tail;         // keys of the own block that exist, 1..128
-  int32_t partial0;     // index of the first partial result of query 0
+  int32_t seq;
+  int32_t group;         // -1: no more work
+  int32_t own;           // own block of the tile, -1: a tile of empty rows
+  int32_t tail;          // keys of the own block that exist, 1..128
+  int64_t partial0;      // partial result of query 0, slot 0; one slot is 8 results
+  int32_t num_blocks;    // entries of the plan
+  int32_t num_partials;  // most pairs of a query
+  int32_t pairs[kQueries];
 };
 
-// Entry of the ring: the queries (bits 0..7) that a block, or a partial result, belongs to.
-constexpr uint32_t kOwnBlock = 1u << 8, kPartial = 1u << 9, kLastEntry = 1u << 10;
+// Entry of a plan: queries that want the block (bits 0..7), own block, block id.
+constexpr uint32_t kOwnBlock = 1u << 8;
+constexpr int kBlockShift = 9;
 
-struct __align__(8) Shared {
-  uint64_t query_full[kQueryBuffers], query_empty[kQueryBuffers];
-  uint64_t full[kStages], empty[kStages];
-  TileWork work[kQueryBuffers];
-  uint32_t entry[kStages];
+template <int kTopk>  // 0: dense, whose entries need no list
+struct Config {
+  static constexpr int kMaxBlocks = kTopk == 0 ? 1 : kQueries * kTopk;
+  static constexpr int kMaxSingles = kTopk == 0 ? 1 : kQueries / 2 * kTopk;  // wanted by one warpgroup only
+  static constexpr int kStages = kTopk > 16 ? 4 : 5;
 };
+
+template <int kTopk>
+struct Shared {
+  using C = Config<kTopk>;
+  alignas(1024) char query[kBuffers][kQueryBytes];
+  alignas(1024) char stage[C::kStages][kTileBytes];
+  uint64_t query_full[kBuffers], query_empty[kBuffers];
+  uint64_t plan_full[kBuffers], plan_empty[kBuffers];
+  uint64_t full[C::kStages], empty[C::kStages];
+  TileWork work[kBuffers];
+  uint32_t entry[kBuffers][C::kMaxBlocks + 1];  // one is read ahead
+  uint32_t singles[2][C::kMaxSingles];  // the planner's
+};
+
+static_assert(sizeof(Shared<16>) <= 232448 && sizeof(Shared<32>) <= 232448, "227 KB per CTA");
 
 // The ids of the tile's 8 queries in registers, 4 lanes per query.
 template <int kTopk>
@@ -64,7 +85,7 @@ struct Union {
 
   __device__ __forceinline__ void load(const Params& p, const TileWork& w, int lane) {
     const int row = w.rows.row0 + lane / 4;
-    const bool live = row >= w.rows.begin && row < w.rows.end && w.rows.position0 >= 0;
+    const bool live = row >= w.rows.begin && row < w.rows.end && w.own >= 0;
     const int32_t* ids = p.ids_RTK + (w.group * p.batch.num_queries + row) * kTopk + lane % 4 * kPerLane;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
@@ -105,157 +126,215 @@ struct Union {
     for (int q = 0; q < kQueries; ++q) mask |= (lanes >> (4 * q) & 1) << q;
     return mask;
   }
-  // The next shared block, or kNone.
-  __device__ __forceinline__ int next(uint32_t& mask, int threshold, int lane) {
-    while (true) {
-      const int b = lowest();
-      if (b == kNone) return kNone;
-      mask = take(b, threshold, lane);
-      if (mask != 0) return b;
-    }
-  }
-  __device__ __forceinline__ int pairs_of_query() const {  // all lanes of the query get it
-    int sum = num_pairs + __shfl_xor_sync(0xffffffffu, num_pairs, 1);
-    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
-  }
 };
 
-// Waits for a free stage and announces what comes.
-__device__ __forceinline__ int open_stage(Shared& shared, int step, uint32_t entry, uint32_t bytes) {
-  const int stage = step % kStages;
-  mbarrier_wait(&shared.empty[stage], (step / kStages & 1) ^ 1);
-  shared.entry[stage] = entry;
-  mbarrier_arrive_expect_tx(&shared.full[stage], bytes);
-  return stage;
+// Fills `entry` and the counts of `work` for a tile with lists.
+template <int kTopk>
+__device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, uint32_t* entry, Shared<kTopk>& shared,
+                                            int lane) {
+  Union<kTopk> ids;
+  ids.load(p, work, lane);
+  int num_both = 0, num_single[2] = {0, 0};
+  if (work.own >= 0) {
+    const uint32_t mask = ids.take(work.own, 1, lane);
+    if (mask != 0) {
+      if (lane == 0) entry[0] = mask | kOwnBlock | static_cast<uint32_t>(work.own) << kBlockShift;
+      num_both = 1;
+    }
+  }
+  for (int b = ids.lowest(); b != kNone; b = ids.lowest()) {
+    const uint32_t mask = ids.take(b, p.threshold, lane);
+    const uint32_t word = mask | static_cast<uint32_t>(b) << kBlockShift;
+    const bool first = mask & 0x0f, second = mask & 0xf0;
+    if (first && second) {
+      if (lane == 0) entry[num_both] = word;
+      ++num_both;
+    } else if (mask != 0) {
+      const int which = first ? 0 : 1;
+      if (lane == 0) shared.singles[which][which == 0 ? num_single[0] : num_single[1]] = word;
+      num_single[0] += first ? 1 : 0;
+      num_single[1] += first ? 0 : 1;
+    }
+  }
+  __syncwarp();
+  const int paired = min(num_single[0], num_single[1]);
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    for (int i = lane; i < num_single[which]; i += 32) {
+      entry[num_both + (i < paired ? 2 * i + which : paired + i)] = shared.singles[which][i];
+    }
+  }
+  work.num_blocks = num_both + num_single[0] + num_single[1];
+  int pairs = ids.num_pairs + __shfl_xor_sync(0xffffffffu, ids.num_pairs, 1);
+  pairs += __shfl_xor_sync(0xffffffffu, pairs, 2);
+#pragma unroll
+  for (int q = 0; q < kQueries; ++q) work.pairs[q] = __shfl_sync(0xffffffffu, pairs, 4 * q);
+  work.num_partials = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<uint32_t>(pairs)));
 }
 
-__device__ __forceinline__ void load_tile(const CUtensorMap& map, char* smem_stages, Shared& shared, int step,
-                                          uint32_t entry, int group, KvPlace at) {
-  const int stage = open_stage(shared, step, entry, kTileBytes);
-  char* to = smem_stages + stage * kTileBytes;
-  tma_load(to, &map, &shared.full[stage], 0, at.token, group, at.page);
-  tma_load(to + kHalfBytes, &map, &shared.full[stage], 64, at.token, group, at.page);
-}
-
-template <int kTopk>  // 0: dense
-__device__ __forceinline__ void produce(const Params& p, const CUtensorMap& query_map, const CUtensorMap& k_map,
-                                        const CUtensorMap& v_map, char* smem_query, char* smem_stages, Shared& shared,
-                                        int lane) {
+template <int kTopk>
+__device__ __forceinline__ void plan_tiles(const Params& p, Shared<kTopk>& shared, int lane) {
   const int first_tile = p.chunk * p.chunk_tiles;
   const int tiles = max(0, min(p.chunk_tiles, p.ws.counters[AttendWorkspace::kTiles] - first_tile));
   int32_t* next_unit = p.ws.counters + AttendWorkspace::kPerChunk + 2 * p.chunk;
-  int step = 0;
   for (int round = 0;; ++round) {
-    const int buffer = round % kQueryBuffers;
+    const int buffer = round % kBuffers;
     int unit = 0;
     if (lane == 0) unit = atomicAdd(next_unit, 1);
     unit = __shfl_sync(0xffffffffu, unit, 0);
     TileWork work = {};
     work.group = -1;
-    MsaSequence seq;
-    int own = -1;
-    Union<kTopk == 0 ? 4 : kTopk> ids;
     if (unit < tiles * p.groups) {
       // Dense tiles grow with the position: longest first. Sparse ones follow the sequence.
       const int tile = kTopk == 0 ? tiles - 1 - unit / p.groups : unit % tiles;
       work.group = kTopk == 0 ? unit % p.groups : unit / tiles;
-      const int n = msa_find(p.ws.tile_begin, p.batch.num_seqs, first_tile + tile);
-      seq = msa_sequence(p.batch, n);
-      work.rows = tile_rows(seq, first_tile + tile - p.ws.tile_begin[n]);
-      work.partial0 = (work.group * p.chunk_tiles + tile) * kQueries * (kTopk == 0 ? 0 : kTopk - 1);
-      own = work.rows.position0 < 0 ? -1 : work.rows.position0 / kBlock;
-      work.tail = min(kBlock, seq.k_len - own * kBlock);
-      if constexpr (kTopk == 0) {
-        work.has_entries = own >= 0;
-      } else {
-        ids.load(p, work, lane);
-        work.has_entries = ids.lowest() != kNone;
-      }
+      work.seq = msa_find(p.ws.tile_begin, p.batch.num_seqs, first_tile + tile);
+      const MsaSequence seq = msa_sequence(p.batch, work.seq);
+      work.rows = tile_rows(seq, first_tile + tile - p.ws.tile_begin[work.seq]);
+      work.partial0 = kTopk == 0 ? 0 : (int64_t{work.group} * p.chunk_tiles + tile) * kTopk * kQueries;
+      work.own = work.rows.position0 < 0 ? -1 : work.rows.position0 / kBlock;
+      work.tail = min(kBlock, seq.k_len - work.own * kBlock);
     }
-    if (lane == 0) {
-      mbarrier_wait(&shared.query_empty[buffer], (round / kQueryBuffers & 1) ^ 1);
-      shared.work[buffer] = work;
-      if (work.group < 0) {
-        mbarrier_arrive(&shared.query_full[buffer]);
-      } else {
-        mbarrier_arrive_expect_tx(&shared.query_full[buffer], kQueryBytes);
-        char* q = smem_query + buffer * kQueryBytes;
-        tma_load(q, &query_map, &shared.query_full[buffer], 0, work.group * kHeads, work.rows.row0);
-        tma_load(q + kHalfQueryBytes, &query_map, &shared.query_full[buffer], 64, work.group * kHeads, work.rows.row0);
-      }
-    }
-    if (work.group < 0) return;
-
-    const auto push = [&](int block, uint32_t entry) {
-      if (lane == 0) {
-        const KvPlace at = kv_place(p.batch, seq, block);
-        load_tile(k_map, smem_stages, shared, step, entry, work.group, at);
-        load_tile(v_map, smem_stages, shared, step + 1, entry, work.group, at);
-      }
-      step += 2;
-      __syncwarp();
-    };
-
+    mbarrier_wait(&shared.plan_empty[buffer], (round / kBuffers & 1) ^ 1);
     if constexpr (kTopk == 0) {
-      uint32_t live = 0;
-      for (int q = 0; q < kQueries; ++q) {
-        if (work.rows.row0 + q >= work.rows.begin && work.rows.row0 + q < work.rows.end) live |= 1u << q;
+      work.num_blocks = work.own + 1;
+    } else if (work.group >= 0) {
+      plan_blocks<kTopk>(p, work, shared.entry[buffer], shared, lane);
+    }
+    if (lane == 0) shared.work[buffer] = work;
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&shared.plan_full[buffer]);
+    if (work.group < 0) return;
+  }
+}
+
+// The i-th entry of a plan. Dense: the own block first, so that every row has a finite maximum from then on.
+template <int kTopk>
+__device__ __forceinline__ uint32_t plan_entry(const Shared<kTopk>& shared, int buffer, int i) {
+  if constexpr (kTopk > 0) return shared.entry[buffer][i];
+  const int own = shared.work[buffer].own;
+  return 0xff | (i == 0 ? kOwnBlock | static_cast<uint32_t>(own) << kBlockShift : static_cast<uint32_t>(i - 1) << kBlockShift);
+}
+
+template <int kTopk>
+__device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& query_map, const CUtensorMap& k_map,
+                                           const CUtensorMap& v_map, Shared<kTopk>& shared, int lane) {
+  constexpr int kStages = Config<kTopk>::kStages;
+  int stage = 0, phase = 1;  // of the empty barriers
+  const auto open = [&](uint32_t bytes) {
+    if (lane == 0) {
+      mbarrier_wait(&shared.empty[stage], phase);
+      mbarrier_arrive_expect_tx(&shared.full[stage], bytes);
+    }
+  };
+  const auto close = [&] {
+    if (++stage == kStages) stage = 0, phase ^= 1;
+  };
+  for (int round = 0;; ++round) {
+    const int buffer = round % kBuffers;
+    mbarrier_wait(&shared.plan_full[buffer], round / kBuffers & 1);
+    const TileWork& work = shared.work[buffer];
+    const int group = work.group;
+    if (group < 0) return;
+    if (lane == 0) {
+      mbarrier_wait(&shared.query_empty[buffer], (round / kBuffers & 1) ^ 1);
+      mbarrier_arrive_expect_tx(&shared.query_full[buffer], kQueryBytes);
+      tma_load(shared.query[buffer], &query_map, &shared.query_full[buffer], 0, group * kHeads, work.rows.row0);
+      tma_load(shared.query[buffer] + kHalfQueryBytes, &query_map, &shared.query_full[buffer], 64, group * kHeads,
+               work.rows.row0);
+    }
+    const MsaSequence seq = msa_sequence(p.batch, work.seq);
+    const int num_blocks = work.num_blocks;
+    for (int base = 0; base < num_blocks; base += 32) {  // page numbers are read 32 at a time
+      KvPlace mine = {0, 0};
+      if (base + lane < num_blocks) {
+        mine = kv_place(p.batch, seq, static_cast<int>(plan_entry(shared, buffer, base + lane) >> kBlockShift));
       }
-      for (int i = 0; i <= own; ++i) {  // the own block first: every row has a finite maximum from then on
-        push(i == 0 ? own : i - 1, live | (i == 0 ? kOwnBlock : 0) | (i == own ? kLastEntry : 0));
-      }
-    } else if (work.has_entries) {
-      uint32_t mask = own >= 0 ? ids.take(own, 1, lane) : 0, flags = kOwnBlock;
-      int block = own;
-      if (mask == 0) block = ids.next(mask, p.threshold, lane), flags = 0;
-      while (block != kNone) {  // one block behind, so that the last one is known
-        uint32_t next_mask = 0;
-        const int next = ids.next(next_mask, p.threshold, lane);
-        if (next == kNone && p.threshold == 1) flags |= kLastEntry;
-        if (next == kNone && p.threshold > 1 && !__any_sync(0xffffffffu, ids.num_pairs > 0)) flags |= kLastEntry;
-        push(block, mask | flags);
-        block = next, mask = next_mask, flags = 0;
-      }
-      if (p.threshold > 1) {
-        const int mine = ids.pairs_of_query();
-        const int most = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<uint32_t>(mine)));
-        for (int s = 0; s < most; ++s, ++step) {
-          const uint32_t lanes = __ballot_sync(0xffffffffu, s < mine);
-          uint32_t queries = 0;
-#pragma unroll
-          for (int q = 0; q < kQueries; ++q) queries |= (lanes >> (4 * q) & 1) << q;
-          if (lane == 0) {
-            open_stage(shared, step, queries | kPartial | (s + 1 == most ? kLastEntry : 0),
-                       __popc(queries) * kPartialBytes);
-          }
-          __syncwarp();
-          if (lane % 4 == 0 && s < mine) {
-            const int stage = step % kStages, q = lane / 4;
-            bulk_load(smem_stages + stage * kTileBytes + q * kPartialBytes,
-                      p.ws.partial_o + int64_t{work.partial0 + q * (kTopk - 1) + s} * 256, kPartialBytes,
-                      &shared.full[stage]);
-          }
-          __syncwarp();
+      for (int i = 0; i < min(32, num_blocks - base); ++i) {
+        const int token = __shfl_sync(0xffffffffu, mine.token, i), page = __shfl_sync(0xffffffffu, mine.page, i);
+        open(kTileBytes);
+        if (lane == 0) {
+          tma_load(shared.stage[stage], &k_map, &shared.full[stage], 0, token, group, page);
+          tma_load(shared.stage[stage] + kHalfBytes, &k_map, &shared.full[stage], 64, token, group, page);
         }
+        close();
+        open(kTileBytes);
+        if (lane == 0) {
+          tma_load(shared.stage[stage], &v_map, &shared.full[stage], 0, token, group, page);
+          tma_load(shared.stage[stage] + kHalfBytes, &v_map, &shared.full[stage], 64, token, group, page);
+        }
+        close();
+        __syncwarp();
       }
+    }
+    // Partial results of one slot: neighbouring queries lie side by side, a copy per run of queries that have it.
+    const int pairs = lane < kQueries ? work.pairs[lane] : 0, num_partials = work.num_partials;
+    const int64_t partial0 = work.partial0;
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&shared.plan_empty[buffer]);
+    for (int slot = 0; slot < num_partials; ++slot) {
+      const uint32_t queries = __ballot_sync(0xffffffffu, slot < pairs);
+      open(__popc(queries) * kPartialBytes);
+      __syncwarp();
+      if ((queries & ~(queries << 1)) >> lane & 1) {
+        const int run = __ffs(~(queries >> lane)) - 1;
+        bulk_load(shared.stage[stage] + lane * kPartialBytes,
+                  p.ws.partial_o + (partial0 + slot * kQueries + lane) * 256, run * kPartialBytes, &shared.full[stage]);
+      }
+      close();
+      __syncwarp();
     }
   }
 }
 
 struct RowState {
-  float maximum[2] = {-INFINITY, -INFINITY};  // of the raw logits, rows lane / 4 and lane / 4 + 8
+  float maximum[2] = {-INFINITY, -INFINITY};  // of the raw logits, rows lane / 4 and lane / 4 + 8; see softmax_step
   float sum[2] = {0, 0};                      // of this lane's columns
 };
 
-// Turns logits into weights in place; `old` gets the factors for what was summed before.
-__device__ __forceinline__ void softmax_step(float (&s)[64], RowState& state, float (&old)[2], float scale_log2) {
+// Turns logits into weights in place. The reference point of the exponentials follows the true maximum only
+// when a weight would pass 2^kSlack; until then nothing that was summed before has to be scaled. Returns
+// true if it did; then `old` holds the factors.
+constexpr float kSlack = 8;
+
+__device__ __forceinline__ bool softmax_step(float (&s)[64], RowState& state, float (&old)[2], float scale_log2) {
+  float top[2][2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float top = fmaxf(row_maximum(s, row), state.maximum[row]);
-    old[row] = exp2_approx((state.maximum[row] - top) * scale_log2);
-    state.maximum[row] = top;
-    state.sum[row] = state.sum[row] * old[row] + exponentiate_row(s, row, top, scale_log2);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) top[row][i] = fmaxf(s[4 * i + 2 * row], s[4 * i + 2 * row + 1]);
   }
+#pragma unroll
+  for (int j = 8; j < 64; j += 4) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float& t = top[row][j / 4 % 2];
+      t = fmaxf(t, fmaxf(s[j + 2 * row], s[j + 2 * row + 1]));
+    }
+  }
+  float best[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) best[row] = fmaxf(top[row][0], top[row][1]);
+#pragma unroll
+  for (int step = 1; step <= 2; ++step) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) best[row] = fmaxf(best[row], __shfl_xor_sync(0xffffffffu, best[row], step));
+  }
+  const bool grows = (best[0] - state.maximum[0]) * scale_log2 > kSlack || (best[1] - state.maximum[1]) * scale_log2 > kSlack;
+  int moved = __any_sync(0xffffffffu, grows);
+  if (moved) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float reference = fmaxf(best[row], state.maximum[row]);
+      old[row] = exp2_approx((state.maximum[row] - reference) * scale_log2);
+      state.maximum[row] = reference;
+      state.sum[row] *= old[row];
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) state.sum[row] += exponentiate_row(s, row, state.maximum[row], scale_log2);
+  asm volatile("" : "+r"(moved));  // the compiler would else make a second copy of everything behind the branch
+  return moved != 0;
 }
 
 // O = O old + weight * partial result, whose maximum and sum are `ml`.
@@ -342,159 +421,156 @@ __device__ __forceinline__ void clear_tail(char* values, int tail, int consumer)
 }
 
 template <int kTopk>
-__device__ __forceinline__ void consume(const Params& p, const char* smem_query, char* smem_stages, Shared& shared,
-                                        int consumer, int warp, int lane) {
+__device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, int consumer, int warp, int lane) {
+  constexpr int kStages = Config<kTopk>::kStages;
   const int query = consumer * 4 + warp % 4;  // of the tile
-  const uint64_t stage_keys = descriptor_k_major(smem_stages), stage_values = descriptor_mn_major(smem_stages, kHalfBytes);
-  int step = 0;
+  const uint64_t stage_keys = descriptor_k_major(shared.stage[0]);
+  const uint64_t stage_values = descriptor_mn_major(shared.stage[0], kHalfBytes);
+  int base = 0;  // ring position of the tile's first entry
   const auto wait_full = [&](int at) { mbarrier_wait(&shared.full[at % kStages], at / kStages & 1); };
   const auto release = [&](int at) {  // by every consumer warp: warps may drift apart over skipped entries
     if (lane == 0) mbarrier_arrive(&shared.empty[at % kStages]);
   };
 
   for (int round = 0;; ++round) {
-    const int buffer = round % kQueryBuffers;
-    mbarrier_wait(&shared.query_full[buffer], round / kQueryBuffers & 1);
-    if (__shfl_sync(0xffffffffu, shared.work[buffer].group, 0) < 0) return;
-    const uint64_t query_rows = descriptor_k_major(smem_query + buffer * kQueryBytes + consumer * 64 * 128);
+    const int buffer = round % kBuffers;
+    mbarrier_wait(&shared.plan_full[buffer], round / kBuffers & 1);
+    const TileWork& work = shared.work[buffer];
+    if (__shfl_sync(0xffffffffu, work.group, 0) < 0) return;
+    const int num_blocks = __shfl_sync(0xffffffffu, work.num_blocks, 0);
+    const uint64_t query_rows = descriptor_k_major(shared.query[buffer] + consumer * 64 * 128);
+    mbarrier_wait(&shared.query_full[buffer], round / kBuffers & 1);
 
     RowState state;
     float o[64];
 #pragma unroll
     for (int j = 0; j < 64; ++j) o[j] = 0;
     uint32_t weights[8][4];
-    float s[64];
-    // Entries until the last one or the first partial result. `entry` is the one taken last.
-    int at = 0;
-    bool ended = __shfl_sync(0xffffffffu, shared.work[buffer].has_entries, 0) == 0, partials = false;
-    uint32_t entry = 0;
-    // Looks at the next entry: does any of this warpgroup's queries want the block? Then takes it.
-    const auto take_wanted = [&] {
-      if (ended) return false;
-      wait_full(step);
-      const uint32_t next = __shfl_sync(0xffffffffu, shared.entry[step % kStages], 0);
-      partials = next & kPartial;
-      ended = partials;
-      if (partials || (next >> (4 * consumer) & 0xf) == 0) return false;
-      at = step;
-      step += 2;
-      entry = next;
-      ended = next & kLastEntry;
-      return true;
+    float s[64], old[2];
+    // `now` is the entry at work, `next` the following one that this warpgroup wants; between them the
+    // entries are given back unused.
+    int now = -1, next = -1;
+    uint32_t entry = 0, next_entry = 0, ahead = plan_entry(shared, buffer, 0);  // ahead: entry next + 1
+    const auto find_next = [&] {
+      do {
+        if (++next >= num_blocks) return;
+        next_entry = __shfl_sync(0xffffffffu, ahead, 0);
+        ahead = plan_entry(shared, buffer, next + 1);
+      } while ((next_entry >> (4 * consumer) & 0xf) == 0);
     };
-    // Gives unwanted blocks back. No V tile may be held meanwhile: the ring would stand still.
-    const auto skip_to_wanted = [&] {
-      while (!take_wanted()) {
-        if (ended) return false;
-        wait_full(step + 1);
-        ended = __shfl_sync(0xffffffffu, shared.entry[step % kStages], 0) & kLastEntry;
-        release(step);
-        release(step + 1);
-        step += 2;
+    const auto skip_until = [&](int end) {
+      for (int i = now + 1; i < end; ++i) {
+        wait_full(base + 2 * i);
+        release(base + 2 * i);
+        wait_full(base + 2 * i + 1);
+        release(base + 2 * i + 1);
       }
-      return true;
     };
-    const auto wanted = [&] { return (entry >> query & 1) != 0; };
-    const auto clear_logits = [&] {
+    const auto tile_of = [](uint64_t descriptor, int at) { return descriptor_advance(descriptor, at % kStages * kTileBytes); };
+    const auto softmax = [&] {  // false: nothing to scale
+      return (entry >> query & 1) != 0 && softmax_step(s, state, old, p.scale_log2);
+    };
+    const auto rescale = [&] {
 #pragma unroll
-      for (int j = 0; j < 64; ++j) s[j] = 0;
+      for (int j = 0; j < 64; ++j) o[j] *= old[j / 2 % 2];
     };
-    float old[2];
 
-    while (skip_to_wanted()) {
-      issue_qk<kHalfQueryBytes>(s, query_rows, descriptor_advance(stage_keys, at % kStages * kTileBytes));
+    find_next();
+    while (next < num_blocks) {
+      skip_until(next);
+      now = next, entry = next_entry;
+      wait_full(base + 2 * now);
+      find_next();
+      issue_qk<kHalfQueryBytes>(s, query_rows, tile_of(stage_keys, base + 2 * now));
       wgmma_wait<0>();
       wgmma_pin(s);
-      release(at);
-      int values = at + 1;  // ring position of the V tile that `weights` belong to
+      release(base + 2 * now);
       if (entry & kOwnBlock) {  // the only block that a row may see in part, or that may be incomplete
-        const int tail = shared.work[buffer].tail;
+        const int tail = work.tail;
         if (tail < kBlock) {
-          wait_full(values);
-          clear_tail(smem_stages + values % kStages * kTileBytes, tail, consumer);
+          wait_full(base + 2 * now + 1);
+          clear_tail(shared.stage[(base + 2 * now + 1) % kStages], tail, consumer);
         }
-        const int limit = shared.work[buffer].rows.position0 % kBlock + query;  // last visible column
+        const int limit = work.rows.position0 % kBlock + query;  // last visible column
 #pragma unroll
         for (int j = 0; j < 64; ++j) {
           if (8 * (j / 4) + 2 * (lane % 4) + j % 2 > limit) s[j] = -INFINITY;
         }
       }
-      old[0] = old[1] = 1;
-      if (wanted()) {
-        softmax_step(s, state, old, p.scale_log2);
-      } else {
-        clear_logits();
-      }
-#pragma unroll
-      for (int j = 0; j < 64; ++j) o[j] *= old[j / 2 % 2];
-      pack_weights(s, weights);
-      while (take_wanted()) {
-        wait_full(values);  // loaded before this entry's K
-        issue_qk<kHalfQueryBytes>(s, query_rows, descriptor_advance(stage_keys, at % kStages * kTileBytes));
-        issue_pv<true>(o, weights, descriptor_advance(stage_values, values % kStages * kTileBytes));
+      if (softmax()) rescale();
+      pack_weights(s, weights, entry >> query & 1 ? 0xffffffffu : 0u);
+      // One skipped entry may come between: the ring has room for it beside the V tile that is held.
+      while (next < num_blocks && next - now <= 2) {
+        skip_until(next);
+        const int values = base + 2 * now + 1;
+        now = next, entry = next_entry;
+        find_next();  // here: control flow while products run would make ptxas serialise them
+        wait_full(values);
+        wait_full(base + 2 * now);
+        issue_qk<kHalfQueryBytes>(s, query_rows, tile_of(stage_keys, base + 2 * now));
+        issue_pv<true>(o, weights, tile_of(stage_values, values));
         wgmma_wait<1>();
         wgmma_pin(s);
-        release(at);
-        old[0] = old[1] = 1;
-        if (wanted()) {
-          softmax_step(s, state, old, p.scale_log2);
-        } else {
-          clear_logits();
-        }
+        release(base + 2 * now);
+        const bool moved = softmax();
         wgmma_wait<0>();
         wgmma_pin(o);
         release(values);
-#pragma unroll
-        for (int j = 0; j < 64; ++j) o[j] *= old[j / 2 % 2];
-        pack_weights(s, weights);
-        values = at + 1;
+        if (moved) rescale();
+        pack_weights(s, weights, entry >> query & 1 ? 0xffffffffu : 0u);
       }
+      const int values = base + 2 * now + 1;
       wait_full(values);
-      issue_pv<true>(o, weights, descriptor_advance(stage_values, values % kStages * kTileBytes));
+      issue_pv<true>(o, weights, tile_of(stage_values, values));
       wgmma_wait<0>();
       wgmma_pin(o);
       release(values);
     }
-    const TileWork work = shared.work[buffer];
+    skip_until(num_blocks);
+    base += 2 * num_blocks;
     if (lane == 0) mbarrier_arrive(&shared.query_empty[buffer]);
 
     if constexpr (kTopk > 0) {
-      if (partials) {
+      const int num_partials = work.num_partials, pairs = work.pairs[query];
+      if (num_partials > 0) {
         // Maxima and sums of all partial results at once: lane c of a quad reads those of slots c, c + 4, ...
         constexpr int kPerLane = kTopk / 4;
         float2 ml[kPerLane][2];
-        const float2* from = p.ws.partial_ml + int64_t{work.partial0 + query * (kTopk - 1)} * 16 + lane / 4;
+        const float2* from = p.ws.partial_ml + (work.partial0 + query) * 16 + lane / 4;
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) {
-          const int slot = min(4 * i + lane % 4, kTopk - 2);
-          ml[i][0] = from[slot * 16];
-          ml[i][1] = from[slot * 16 + 8];
+          const int slot = 4 * i + lane % 4;
+          ml[i][0] = ml[i][1] = make_float2(0, 0);
+          if (slot < pairs) {
+            ml[i][0] = from[slot * kQueries * 16];
+            ml[i][1] = from[slot * kQueries * 16 + 8];
+          }
         }
 #pragma unroll 1
-        for (int slot = 0; slot < kTopk - 1 && !(slot > 0 && (entry & kLastEntry)); ++slot) {
-          wait_full(step);
-          entry = __shfl_sync(0xffffffffu, shared.entry[step % kStages], 0);
-          float2 mine[2] = {ml[0][0], ml[0][1]};
+        for (int slot = 0; slot < num_partials; ++slot, ++base) {
+          wait_full(base);
+          if (slot < pairs) {
+            float2 mine[2] = {ml[0][0], ml[0][1]};
 #pragma unroll
-          for (int i = 1; i < kPerLane; ++i) {
-            if (slot / 4 == i) mine[0] = ml[i][0], mine[1] = ml[i][1];
-          }
+            for (int i = 1; i < kPerLane; ++i) {
+              if (slot / 4 == i) mine[0] = ml[i][0], mine[1] = ml[i][1];
+            }
 #pragma unroll
-          for (int row = 0; row < 2; ++row) {
-            mine[row].x = __shfl_sync(0xffffffffu, mine[row].x, lane / 4 * 4 + slot % 4);
-            mine[row].y = __shfl_sync(0xffffffffu, mine[row].y, lane / 4 * 4 + slot % 4);
-          }
-          if (wanted()) {
-            const char* partial = smem_stages + step % kStages * kTileBytes + query * kPartialBytes;
+            for (int row = 0; row < 2; ++row) {
+              mine[row].x = __shfl_sync(0xffffffffu, mine[row].x, lane / 4 * 4 + slot % 4);
+              mine[row].y = __shfl_sync(0xffffffffu, mine[row].y, lane / 4 * 4 + slot % 4);
+            }
+            const char* partial = shared.stage[base % kStages] + query * kPartialBytes;
             add_partial(o, state, reinterpret_cast<const uint4*>(partial), mine, p.scale_log2, lane);
           }
           __syncwarp();
-          release(step);
-          ++step;
+          release(base);
         }
       }
     }
     write_query(p, work, query, o, state, lane);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&shared.plan_empty[buffer]);
   }
 }
 
@@ -502,17 +578,18 @@ template <int kTopk>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_tile_kernel(const __grid_constant__ CUtensorMap query_map, const __grid_constant__ CUtensorMap k_map,
                        const __grid_constant__ CUtensorMap v_map, const __grid_constant__ Params p) {
-  extern __shared__ char smem_raw[];
-  char* const smem = smem_raw + ((1024 - smem_address(smem_raw) % 1024) % 1024);
-  char* const smem_stages = smem + kQueryBuffers * kQueryBytes;
-  __shared__ Shared shared;
+  extern __shared__ __align__(1024) char smem[];
+  Shared<kTopk>& shared = *reinterpret_cast<Shared<kTopk>*>(smem);
   const int tid = threadIdx.x;
   if (tid == 0) {
-    for (int i = 0; i < kQueryBuffers; ++i) {
+    if (smem_address(smem) % 1024 != 0) __trap();  // no static shared memory lies before it
+    for (int i = 0; i < kBuffers; ++i) {
       mbarrier_init(&shared.query_full[i], 1);
       mbarrier_init(&shared.query_empty[i], kConsumerWarps);
+      mbarrier_init(&shared.plan_full[i], 1);
+      mbarrier_init(&shared.plan_empty[i], kConsumerWarps + 1);
     }
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < Config<kTopk>::kStages; ++i) {
       mbarrier_init(&shared.full[i], 1);
       mbarrier_init(&shared.empty[i], kConsumerWarps);
     }
@@ -521,10 +598,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   if (tid < 128) {  // 128 x 40 + 256 x 232 registers: as many as the launch gives, 384 x 168
     registers_decrease<40>();
-    if (tid < 32) produce<kTopk>(p, query_map, k_map, v_map, smem, smem_stages, shared, tid);
+    if (tid < 32) {
+      load_tiles<kTopk>(p, query_map, k_map, v_map, shared, tid);
+    } else if (tid < 64) {
+      plan_tiles<kTopk>(p, shared, tid - 32);
+    }
   } else {
     registers_increase<232>();
-    consume<kTopk>(p, smem, smem_stages, shared, tid / 128 - 1, tid / 32, tid % 32);
+    consume<kTopk>(p, shared, tid / 128 - 1, tid / 32, tid % 32);
   }
 }
 
@@ -543,8 +624,8 @@ void launch(const AttendCudaArgs& a, int threshold, int chunk, const AttendSizes
   p.scale_log2 = static_cast<float>(a.geometry.logit_scale()) * kLog2e;
   p.ws = ws;
   const auto kernel = attend_tile_kernel<kTopk>;
-  M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
-  kernel<<<sm_count(), kThreads, kSmemBytes, stream>>>(query_map(a, kQueries), kv_map(a, a.k), kv_map(a, a.v), p);
+  M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<kTopk>)));
+  kernel<<<sm_count(), kThreads, sizeof(Shared<kTopk>), stream>>>(query_map(a, kQueries), kv_map(a, a.k), kv_map(a, a.v), p);
   M3_CUDA_CHECK(cudaGetLastError());
 }
 
