@@ -44,6 +44,12 @@ size_t trailing_space_bytes(std::string_view text) {
   return text.size() - end;
 }
 
+bool touches(std::span<const TextRange> ranges, size_t begin, size_t end) {
+  const auto after = std::lower_bound(ranges.begin(), ranges.end(), begin,
+                                      [](const TextRange& range, size_t at) { return range.end <= at; });
+  return after != ranges.end() && after->begin < end;
+}
+
 }  // namespace
 
 int AddedTokenMatcher::child(int node, unsigned char byte) const {
@@ -90,10 +96,15 @@ std::optional<AddedTokenMatcher::Match> AddedTokenMatcher::find(std::string_view
   return std::nullopt;
 }
 
-void AddedTokenMatcher::cut(std::string_view text, std::vector<Part>& parts) const {
+void AddedTokenMatcher::cut(std::string_view text, std::vector<Part>& parts,
+                            std::span<const TextRange> plain, size_t offset) const {
   size_t done = 0;  // end of the last token with the white space that it took
   size_t from = 0;  // where to look next: white space taken by rstrip can still hold a token
   while (const auto match = find(text, from)) {
+    if (touches(plain, offset + match->begin, offset + match->end)) {
+      from = match->begin + 1;
+      continue;
+    }
     from = match->end;
     size_t begin = match->begin, end = match->end;
     if (match->token->single_word && (ends_with_word_character(text.substr(0, begin)) ||

@@ -3,9 +3,12 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "text/tokenizer.h"
 
 namespace m3 {
 
@@ -30,7 +33,9 @@ class AddedTokenMatcher {
     std::string_view text;
     const AddedToken* token;  // null pointer: ordinary text
   };
-  void cut(std::string_view text, std::vector<Part>& parts) const;
+  // Nothing is found that touches one of the ascending ranges `plain`, which count from `offset` bytes before text.
+  void cut(std::string_view text, std::vector<Part>& parts, std::span<const TextRange> plain = {},
+           size_t offset = 0) const;
 
  private:
   struct Node {

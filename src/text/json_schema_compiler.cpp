@@ -444,7 +444,9 @@ Part JsonSchemaCompiler::object(const JsonValue& schema, const Place& place) {
     refuse(place.at("additionalProperties"), "want a schema");
   }
   const bool has_names = properties != nullptr && properties->size() > 0;
-  if (!has_names && additional == nullptr) return parts_.any_object();
+  const JsonValue* required = schema.find("required");
+  const bool requires_none = required == nullptr || (required->is_array() && required->size() == 0);
+  if (!has_names && additional == nullptr && requires_none) return parts_.any_object();
   // Names that are not declared are only generated where the schema speaks of them.
   const bool is_closed = additional == nullptr || is_false(additional);
   if (place.form == Form::kTags && is_closed) return members(schema, place, true);

@@ -87,7 +87,7 @@ class NumberWriter {
       if (from <= to)
         parts.push_back(same_length(std::to_string(from), std::to_string(to), true, true));
       first = last + 1;
-      last = last * 10 + 9;
+      if (digits < kMaxWhole) last = last * 10 + 9;
     }
     return builder_.either(parts);
   }

@@ -13,8 +13,12 @@ std::vector<JsonValue> list_of(const JsonValue& schema, std::string_view key) {
 }
 
 std::vector<JsonValue> constants_of(const JsonValue& schema) {
-  if (const JsonValue* constant = schema.find("const")) return {*constant};
-  return list_of(schema, "enum");
+  std::vector<JsonValue> values = list_of(schema, "enum");
+  if (const JsonValue* constant = schema.find("const")) values = {*constant};
+  for (JsonValue& value : values) {
+    if (value.is_number()) value = JsonValue::number(value.as_double());  // 1 and 1.0 are equal
+  }
+  return values;
 }
 
 // Empty: any type.
@@ -26,11 +30,13 @@ std::set<std::string> types_of(const JsonValue& schema) {
   if (const JsonValue* type = schema.find("type")) {
     if (type->is_string()) add(type->text());
     for (const JsonValue& name : list_of(schema, "type")) add(name.text());
-    return types;
+  } else {
+    for (const JsonValue& value : constants_of(schema)) {
+      add(value.is_number() ? "number" : value.is_bool() ? "boolean" : value.kind_name());
+    }
   }
-  for (const JsonValue& value : constants_of(schema)) {
-    add(value.is_number() ? "number" : value.is_bool() ? "boolean" : value.kind_name());
-  }
+  const JsonValue* nullable = schema.find("nullable");
+  if (!types.empty() && nullable != nullptr && nullable->as_bool()) types.insert("null");
   return types;
 }
 
@@ -52,6 +58,12 @@ bool requires_member(const JsonValue& schema, std::string_view name) {
 
 bool schemas_are_disjoint(const JsonValue& a, const JsonValue& b) {
   if (share_nothing(types_of(a), types_of(b))) return true;
+  const auto may_be_other = [](const JsonValue& schema) {
+    const auto types = types_of(schema);
+    return schema.find("nullable") != nullptr ||
+           (!types.empty() && types != std::set<std::string>{"object"});
+  };
+  if (may_be_other(a) || may_be_other(b)) return false;
   const JsonValue *properties = a.find("properties"), *others = b.find("properties");
   if (properties == nullptr || others == nullptr || !properties->is_object()) return false;
   for (size_t i = 0; i < properties->size(); ++i) {

@@ -37,19 +37,19 @@ struct Tokenizer::Impl {
 
   // Calls on_text(stretch) and on_token(token) in order.
   template <typename OnText, typename OnToken>
-  void cut_added(std::string_view text, bool use_added, OnText on_text, OnToken on_token) const {
+  void cut_added(std::string_view text, const EncodeOptions& options, OnText on_text, OnToken on_token) const {
     const size_t invalid = utf8_find_invalid(text);
     M3_CHECK(invalid == text.npos, "the text to encode is not valid UTF-8 at byte {}", invalid);
-    if (!use_added) return on_text(text);
+    if (!options.added_tokens) return on_text(text);
     std::vector<AddedTokenMatcher::Part> parts, rest;
-    first_pass.cut(text, parts);
+    first_pass.cut(text, parts, options.plain);
     for (const auto& part : parts) {
       if (part.token != nullptr) {
         on_token(part);
         continue;
       }
       rest.clear();
-      second_pass.cut(part.text, rest);
+      second_pass.cut(part.text, rest, options.plain, static_cast<size_t>(part.text.data() - text.data()));
       for (const auto& piece : rest) {
         if (piece.token != nullptr) {
           on_token(piece);
@@ -115,7 +115,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
     impl_->bpe.encode(piece, *scratch, ids);
   };
   impl_->cut_added(
-      text, options.added_tokens,
+      text, options,
       [&](std::string_view stretch) { impl_->pretokenizer->cut(stretch, sink); },
       [&](const AddedTokenMatcher::Part& part) { ids.push_back(part.token->id); });
   impl_->give_scratch(std::move(scratch));
@@ -126,7 +126,7 @@ std::vector<std::string> Tokenizer::split(std::string_view text) const {
   std::vector<std::string> pieces;
   const Pretokenizer::Sink sink = [&](std::string_view piece) { pieces.emplace_back(piece); };
   impl_->cut_added(
-      text, true, [&](std::string_view stretch) { impl_->pretokenizer->cut(stretch, sink); },
+      text, {}, [&](std::string_view stretch) { impl_->pretokenizer->cut(stretch, sink); },
       [&](const AddedTokenMatcher::Part& part) { pieces.emplace_back(part.text); });
   return pieces;
 }

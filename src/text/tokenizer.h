@@ -13,9 +13,15 @@
 
 namespace m3 {
 
+struct TextRange {  // bytes [begin, end)
+  size_t begin = 0, end = 0;
+};
+
 struct EncodeOptions {
   // false: text that spells an added token is ordinary text (it cannot become a protocol marker).
   bool added_tokens = true;
+  // The same for parts of the text: ascending ranges, such as what a user wrote inside a rendered prompt.
+  std::span<const TextRange> plain;
 };
 
 // Immutable after loading; all const functions may be called from any thread.

@@ -159,6 +159,21 @@ TEST(Tokenizer, added_tokens_can_be_switched_off) {
   EXPECT_THROW(tokenizer.require_added_id("<mm:think>"), Error);
 }
 
+TEST(Tokenizer, no_added_token_touches_a_plain_range) {
+  Recipe recipe;
+  recipe.added = R"([{"id":300,"content":"[e~[","special":true},{"id":301,"content":"[["}])";
+  const Tokenizer tokenizer = Tokenizer::from_json(recipe.json());
+  const std::string text = "[e~[a[e~[[[b[e~[";  // a marker, a user's text from byte 5 to 12, a marker
+  const TextRange user = {5, 12};
+  EXPECT_EQ(tokenizer.encode(text, {.plain = std::span(&user, 1)}),
+            (std::vector<int32_t>{300, 97, 91, 101, 126, 91, 91, 91, 98, 300}));
+  const TextRange inside = {7, 8};  // one byte of it is enough
+  EXPECT_EQ(tokenizer.encode(text, {.plain = std::span(&inside, 1)}),
+            (std::vector<int32_t>{300, 97, 91, 101, 126, 301, 91, 98, 300}));
+  const TextRange empty = {6, 6};
+  EXPECT_EQ(tokenizer.encode(text, {.plain = std::span(&empty, 1)}), tokenizer.encode(text));
+}
+
 TEST(Tokenizer, invalid_text_is_refused_with_its_offset) {
   const Tokenizer tokenizer = Tokenizer::from_json(Recipe().json());
   for (const char* text :
