@@ -105,9 +105,9 @@ class ItemRun {
       s_.lse_log2[i] = in_.lse_TH.ptr<float>()[from] * kLog2e;
       tile_widen(at(in_.do_THD, from), in_.do_THD.dtype(), D_, s_.dout);
       tile_widen(at(in_.o_THD, from), in_.o_THD.dtype(), D_, s_.q);
-      float delta = 0;
-      for (int64_t c = 0; c < D_; ++c) delta += s_.dout[c] * s_.q[c];
-      s_.delta[i] = delta - (in_.dlse_TH.defined() ? in_.dlse_TH.ptr<float>()[from] : 0.0f);
+      double delta = 0;  // dP - delta cancels in rows that see few keys
+      for (int64_t c = 0; c < D_; ++c) delta += static_cast<double>(s_.dout[c]) * s_.q[c];
+      s_.delta[i] = static_cast<float>(delta) - (in_.dlse_TH.defined() ? in_.dlse_TH.ptr<float>()[from] : 0.0f);
     }
     walk_.start(item_->seq, item_->group, begin, end);
     MsaWalk::Tile tile;
