@@ -45,8 +45,9 @@ size_t trailing_space_bytes(std::string_view text) {
 }
 
 bool touches(std::span<const TextRange> ranges, size_t begin, size_t end) {
-  const auto after = std::lower_bound(ranges.begin(), ranges.end(), begin,
+  auto after = std::lower_bound(ranges.begin(), ranges.end(), begin,
                                       [](const TextRange& range, size_t at) { return range.end <= at; });
+  while (after != ranges.end() && after->begin == after->end) ++after;  // an empty range covers nothing
   return after != ranges.end() && after->begin < end;
 }
 
