@@ -24,6 +24,44 @@ std::vector<double> step_times(const MediaRows& rows) {
   return seconds;
 }
 
+// Texts of users, tools and systems on their way through the template: it sees a stand-in for each, so that
+// nothing inside them is taken for a marker, and they are put back with their places noted.
+class PlainTexts {
+ public:
+  std::vector<Message> hide(std::span<const Message> messages) {
+    std::vector<Message> hidden(messages.begin(), messages.end());
+    for (Message& message : hidden) {
+      if (message.role == "assistant") continue;  // the template may cut its text at think markers
+      for (ContentPart& part : message.content) {
+        if (part.type != ContentPart::Type::kText || part.text.empty()) continue;
+        texts_.push_back(part.text);
+        part.text = stand_in(texts_.size() - 1);
+      }
+    }
+    return hidden;
+  }
+
+  // The template drops some messages and keeps the order of the others.
+  std::string put_back(const std::string& rendered, std::vector<TextRange>& ranges) const {
+    std::string out;
+    size_t at = 0;
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      const std::string mark = stand_in(i);
+      const size_t found = rendered.find(mark, at);
+      if (found == std::string::npos) continue;
+      out.append(rendered, at, found - at);
+      ranges.push_back({out.size(), out.size() + texts_[i].size()});
+      out += texts_[i];
+      at = found + mark.size();
+    }
+    return out.append(rendered, at);
+  }
+
+ private:
+  static std::string stand_in(size_t index) { return fmt::format("\x1e{}\x1f", index); }
+  std::vector<std::string> texts_;
+};
+
 }  // namespace
 
 ChatMedia chat_image(MediaRows rows) { return chat_media(false, std::move(rows)); }
@@ -46,9 +84,12 @@ ChatPrompt build_chat_prompt(const Tokenizer& tokenizer, std::span<const Message
       images.push_back({item.grid.num_tokens()});
     }
   }
+  PlainTexts plain;
+  const std::string rendered = render_chat(plain.hide(messages), tools, options);
+  std::vector<TextRange> ranges;
   ChatPrompt prompt;
-  prompt.text = expand_placeholders(render_chat(messages, tools, options), images, videos);
-  prompt.ids = tokenizer.encode(prompt.text);
+  prompt.text = plain.put_back(expand_placeholders(rendered, images, videos), ranges);
+  prompt.ids = tokenizer.encode(prompt.text, {.plain = ranges});
   return prompt;
 }
 

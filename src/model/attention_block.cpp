@@ -177,16 +177,51 @@ int64_t attention_scratch_bytes(const TextConfig& config, int64_t num_tokens, co
 
 namespace {
 
-void project(const AttentionWeights& w, bool index, const AttentionActs& acts, const GemmOptions& options,
-             Arena& scratch, Stream stream) {
+// Keys, values and index keys of all new tokens; queries and index queries of those that attend.
+enum Part : unsigned { kKeys = 1, kQueries = 2, kBoth = 3 };
+
+// acts.h to projections, per-head norm and RoPE.
+void project(const TextConfig& config, const AttentionWeights& w, bool index, unsigned parts, const AttentionStep& step,
+             const AttentionActs& acts, const GemmOptions& options, Arena& scratch, Stream stream) {
+  const float eps = config.rms_norm_eps;
   auto flat = [](const Tensor& t) { return t.reshape({t.dim(0), t.dim(1) * t.dim(2)}); };
-  std::vector<GemmOutput> outputs = {
-      {w.q, {}, flat(acts.q_raw_THD)}, {w.k, {}, flat(acts.k_raw_TRD)}, {w.v, {}, flat(acts.v_TRD)}};
-  if (index) {
-    outputs.push_back({w.index_q, {}, flat(acts.qi_raw_TRX)});
-    outputs.push_back({w.index_k, {}, acts.ki_raw_TX});
+  std::vector<GemmOutput> outputs;
+  if (parts & kQueries) outputs.push_back({w.q, {}, flat(acts.q_raw_THD)});
+  if (parts & kKeys) {
+    outputs.push_back({w.k, {}, flat(acts.k_raw_TRD)});
+    outputs.push_back({w.v, {}, flat(acts.v_TRD)});
   }
+  if (index && (parts & kQueries)) outputs.push_back({w.index_q, {}, flat(acts.qi_raw_TRX)});
+  if (index && (parts & kKeys)) outputs.push_back({w.index_k, {}, acts.ki_raw_TX});
   gemm_shared_input(acts.h_TC, outputs, options, scratch, stream);
+
+  if (parts & kQueries) {
+    qknorm_rope(acts.q_raw_THD, w.q_norm_D, step.cos_TM, step.sin_TM, eps, acts.q_THD, stream);
+    if (index) {
+      qknorm_rope(acts.qi_raw_TRX, w.index_q_norm_X, step.index_cos_TM, step.index_sin_TM, eps, acts.qi_TRX, stream);
+    }
+  }
+  if (parts & kKeys) {
+    qknorm_rope(acts.k_raw_TRD, w.k_norm_D, step.cos_TM, step.sin_TM, eps, acts.k_TRD, stream);
+    if (index) {
+      const Shape one_head = {acts.ki_TX.dim(0), 1, config.index_dim};
+      qknorm_rope(acts.ki_raw_TX.reshape(one_head), w.index_k_norm_X, step.index_cos_TM, step.index_sin_TM, eps,
+                  acts.ki_TX.reshape(one_head), stream);
+    }
+  }
+}
+
+// What the queries read: the pages of the cache after the new tokens are appended, or the new tokens themselves.
+struct Keys {
+  Tensor k, v, ki;
+};
+
+Keys append_keys(const AttentionStep& step, bool index, const KvLayer* cache, const AttentionActs& acts,
+                 Stream stream) {
+  if (cache == nullptr) return {acts.k_TRD, acts.v_TRD, acts.ki_TX};
+  cache_append(step.batch, acts.k_TRD, acts.v_TRD, index ? acts.ki_TX : Tensor(), cache->k_PRBD, cache->v_PRBD,
+               index ? cache->x_PBX : Tensor(), stream);
+  return {cache->k_PRBD, cache->v_PRBD, cache->x_PBX};
 }
 
 // Block ids or token lists of the layer, or nothing where its support needs none.
@@ -202,45 +237,48 @@ Tensor select_keys(const AttentionStep& step, const AttentionActs& acts, const T
   return acts.lists;
 }
 
+// x += W_o attend(q, keys)
+void attend_rows(const AttentionWeights& w, bool sparse, bool index, const AttentionStep& step, const Keys& keys,
+                 const GemmOptions& options, const AttentionActs& acts, const Tensor& x_TC, Arena& scratch,
+                 Stream stream) {
+  const Tensor lists = index ? select_keys(step, acts, keys.ki, scratch, stream) : Tensor();
+  {
+    ArenaScope scope(scratch);
+    void* workspace = scratch.alloc_bytes("attention workspace", step.workspace_bytes);
+    attend(sparse ? step.sparse : step.full, step.batch, acts.q_THD, keys.k, keys.v, lists, acts.o_THD, acts.lse_TH,
+           workspace, stream);
+  }
+  GemmOptions add = options;
+  add.accumulate = true;
+  const Tensor& o = acts.o_THD;
+  gemm(o.reshape({o.dim(0), o.dim(1) * o.dim(2)}), w.o, {}, x_TC, add, scratch, stream);
+}
+
 }  // namespace
 
 void attention_forward(const TextConfig& config, const AttentionWeights& weights, bool sparse,
                        const AttentionStep& step, const KvLayer* cache, const GemmOptions& gemm_options,
                        const AttentionActs& acts, const Tensor& x_TC, Arena& scratch, Stream stream) {
-  const int64_t T = x_TC.dim(0);
-  const float eps = config.rms_norm_eps;
   const bool index = sparse && uses_index(step.mode);
-  rmsnorm(x_TC, weights.norm_C, acts.h_TC, eps, stream);
-  project(weights, index, acts, gemm_options, scratch, stream);
-  qknorm_rope(acts.q_raw_THD, weights.q_norm_D, step.cos_TM, step.sin_TM, eps, acts.q_THD, stream);
-  qknorm_rope(acts.k_raw_TRD, weights.k_norm_D, step.cos_TM, step.sin_TM, eps, acts.k_TRD, stream);
-  if (index) {
-    const Shape one_head = {T, 1, config.index_dim};
-    qknorm_rope(acts.qi_raw_TRX, weights.index_q_norm_X, step.index_cos_TM, step.index_sin_TM, eps, acts.qi_TRX,
-                stream);
-    qknorm_rope(acts.ki_raw_TX.reshape(one_head), weights.index_k_norm_X, step.index_cos_TM, step.index_sin_TM, eps,
-                acts.ki_TX.reshape(one_head), stream);
-  }
+  rmsnorm(x_TC, weights.norm_C, acts.h_TC, config.rms_norm_eps, stream);
+  project(config, weights, index, kBoth, step, acts, gemm_options, scratch, stream);
+  const Keys keys = append_keys(step, index, cache, acts, stream);
+  attend_rows(weights, sparse, index, step, keys, gemm_options, acts, x_TC, scratch, stream);
+}
 
-  Tensor k = acts.k_TRD, v = acts.v_TRD, ki = acts.ki_TX;
-  if (cache != nullptr) {
-    cache_append(step.batch, acts.k_TRD, acts.v_TRD, index ? acts.ki_TX : Tensor(), cache->k_PRBD, cache->v_PRBD,
-                 index ? cache->x_PBX : Tensor(), stream);
-    k = cache->k_PRBD;
-    v = cache->v_PRBD;
-    ki = cache->x_PBX;
-  }
-  const Tensor lists = index ? select_keys(step, acts, ki, scratch, stream) : Tensor();
-  {
-    ArenaScope scope(scratch);
-    void* workspace = scratch.alloc_bytes("attention workspace", step.workspace_bytes);
-    attend(sparse ? step.sparse : step.full, step.batch, acts.q_THD, k, v, lists, acts.o_THD, acts.lse_TH, workspace,
-           stream);
-  }
-  GemmOptions add = gemm_options;
-  add.accumulate = true;
-  gemm(acts.o_THD.reshape({T, int64_t{config.num_heads} * config.head_dim}), weights.o, {}, x_TC, add, scratch,
-       stream);
+void attention_forward_last(const TextConfig& config, const AttentionWeights& weights, bool sparse,
+                            const AttentionStep& step, const AttentionStep& tail, const KvLayer& cache,
+                            const GemmOptions& gemm_options, const AttentionActs& acts,
+                            const AttentionActs& tail_acts, const Tensor& x_TC, const Tensor& x_LC, Arena& scratch,
+                            Stream stream) {
+  const bool index = sparse && uses_index(step.mode);
+  rmsnorm(x_TC, weights.norm_C, acts.h_TC, config.rms_norm_eps, stream);
+  project(config, weights, index, kKeys, step, acts, gemm_options, scratch, stream);
+  const Keys keys = append_keys(step, index, &cache, acts, stream);
+  if (x_LC.dim(0) == 0) return;
+  rmsnorm(x_LC, weights.norm_C, tail_acts.h_TC, config.rms_norm_eps, stream);
+  project(config, weights, index, kQueries, tail, tail_acts, gemm_options, scratch, stream);
+  attend_rows(weights, sparse, index, tail, keys, gemm_options, tail_acts, x_LC, scratch, stream);
 }
 
 }  // namespace m3

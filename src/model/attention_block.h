@@ -67,6 +67,14 @@ void attention_forward(const TextConfig& config, const AttentionWeights& weights
                        const AttentionStep& step, const KvLayer* cache, const GemmOptions& gemm_options,
                        const AttentionActs& acts, const Tensor& x_TC, Arena& scratch, Stream stream = {});
 
+// The last layer of a prefill: keys of all T tokens, but queries only of the L rows whose logits are wanted, the last
+// ones of their sequences (`tail`: a step over the same sequences with those queries; x_LC: their rows of x_TC).
+void attention_forward_last(const TextConfig& config, const AttentionWeights& weights, bool sparse,
+                            const AttentionStep& step, const AttentionStep& tail, const KvLayer& cache,
+                            const GemmOptions& gemm_options, const AttentionActs& acts,
+                            const AttentionActs& tail_acts, const Tensor& x_TC, const Tensor& x_LC, Arena& scratch,
+                            Stream stream = {});
+
 int64_t attention_scratch_bytes(const TextConfig& config, int64_t num_tokens, const AttentionStep& step);
 
 }  // namespace m3

@@ -41,15 +41,27 @@ StepTensors alloc_step(const TextConfig& config, const DecoderOptions& options, 
   return t;
 }
 
+// The rows whose logits are wanted, alone in the last layer where that is allowed, and in the head.
 struct HeadTensors {
-  Tensor x_LC, h_LC, logits_LV;
+  Tensor logits_LV;
+  Tensor x_LC, h_LC;
+  AttentionActs attention;
+  FfnActs ffn;
 };
 
-HeadTensors alloc_head(const TextConfig& config, const DecoderOptions& options, int64_t num_rows, Arena& arena) {
+HeadTensors alloc_head(const TextConfig& config, const DecoderOptions& options, int64_t num_rows, bool own_layer,
+                       Arena& arena) {
+  const DType dtype = options.activation_dtype(config);
   HeadTensors t;
-  t.x_LC = arena.alloc("rows of the head", DType::kF32, {num_rows, config.hidden_size});
-  t.h_LC = arena.alloc("head input", options.activation_dtype(config), {num_rows, config.hidden_size});
   t.logits_LV = arena.alloc("logits", DType::kF32, {num_rows, config.vocab_size});
+  t.x_LC = arena.alloc("rows of the head", DType::kF32, {num_rows, config.hidden_size});
+  t.h_LC = arena.alloc("head input", dtype, {num_rows, config.hidden_size});
+  if (own_layer) {
+    const int last = config.num_layers - 1;
+    t.attention = alloc_attention_acts(config, num_rows, dtype, options.attention, config.is_sparse[last],
+                                       Keep::kNothing, arena);
+    t.ffn = alloc_ffn_acts(config, num_rows, dtype, config.is_moe[last], arena);
+  }
   return t;
 }
 
@@ -77,6 +89,23 @@ MsaBatch batch_of(const StepInput& input) {
   return batch;
 }
 
+// If the wanted rows are the last ones of their sequences, and not all: cu_q of a batch with those queries alone.
+std::vector<int32_t> tail_of(const StepInput& input) {
+  const size_t num_rows = input.logit_rows.size();
+  if (num_rows == input.ids_T.size()) return {};
+  std::vector<int32_t> cu_q = {0};
+  size_t next = 0;
+  for (size_t n = 0; n < input.seq_lens.size(); ++n) {
+    const size_t first = next;
+    while (next < num_rows && input.logit_rows[next] < input.cu_q[n + 1]) ++next;
+    for (size_t i = first; i < next; ++i) {
+      if (input.logit_rows[i] != input.cu_q[n + 1] - static_cast<int32_t>(next - i)) return {};
+    }
+    cu_q.push_back(static_cast<int32_t>(next));
+  }
+  return next == num_rows ? cu_q : std::vector<int32_t>{};
+}
+
 int64_t op_scratch_bytes(const TextConfig& config, int64_t num_tokens, int64_t num_rows, const AttentionStep& step) {
   return std::max({attention_scratch_bytes(config, num_tokens, step), ffn_scratch_bytes(config, num_tokens),
                    gemm_scratch_bytes(num_rows, config.vocab_size, config.hidden_size)});
@@ -89,7 +118,9 @@ Tensor decoder_step(const TextConfig& config, const TextWeights& weights, const 
                     Stream stream) {
   const MsaBatch batch = batch_of(input);
   const auto num_rows = static_cast<int64_t>(input.logit_rows.size());
-  const HeadTensors head = alloc_head(config, options, num_rows, arena);
+  const std::vector<int32_t> tail_cu_q = trace == nullptr ? tail_of(input) : std::vector<int32_t>{};
+  const bool own_layer = !tail_cu_q.empty();
+  const HeadTensors head = alloc_head(config, options, num_rows, own_layer, arena);
   const StepTensors t = alloc_step(config, options, batch.num_queries, arena);
   const AttentionStep step = plan_attention(config, batch, options.attention, options.dtype, arena, stream);
 
@@ -97,7 +128,7 @@ Tensor decoder_step(const TextConfig& config, const TextWeights& weights, const 
   for (const FeatureRows& media : input.features) {
     embed_replace(view(media.rows), media.features_MC, t.x_TC, stream);
   }
-  for (int layer = 0; layer < config.num_layers; ++layer) {
+  for (int layer = 0; layer < config.num_layers - own_layer; ++layer) {
     const bool sparse = config.is_sparse[layer], moe = config.is_moe[layer];
     const AttentionActs& attention = sparse ? t.sparse : t.full;
     const FfnActs& ffn = moe ? t.moe : t.dense;
@@ -109,6 +140,17 @@ Tensor decoder_step(const TextConfig& config, const TextWeights& weights, const 
     }
   }
   gather_rows(view(input.logit_rows), t.x_TC, head.x_LC, stream);
+  if (own_layer) {
+    const int last = config.num_layers - 1;
+    const bool sparse = config.is_sparse[last];
+    MsaBatch tail_batch = batch;
+    tail_batch.cu_q = tail_cu_q.data();
+    tail_batch.num_queries = num_rows;
+    const AttentionStep tail = plan_attention(config, tail_batch, options.attention, options.dtype, arena, stream);
+    attention_forward_last(config, weights.layers[last].attention, sparse, step, tail, cache.layer(last), options.gemm,
+                           sparse ? t.sparse : t.full, head.attention, t.x_TC, head.x_LC, arena, stream);
+    ffn_forward(config, weights.layers[last].ffn, head.ffn, head.x_LC, arena, stream);
+  }
   rmsnorm(head.x_LC, weights.norm_C, head.h_LC, config.rms_norm_eps, stream);
   gemm(head.h_LC, weights.lm_head, {}, head.logits_LV, options.gemm, arena, stream);
   return head.logits_LV;
@@ -134,8 +176,9 @@ int64_t bytes_of_shape(const TextConfig& config, const DecoderOptions& options, 
   input.max_pages = max_pages;
 
   Arena measuring = Arena::measuring("step");
-  alloc_head(config, options, sizes.max_logit_rows, measuring);
+  alloc_head(config, options, sizes.max_logit_rows, true, measuring);
   alloc_step(config, options, num_tokens, measuring);
+  measuring.alloc_bytes("tail angles", attention_step_bytes(config, sizes.max_logit_rows, options.attention));
   Arena angles("step angles", attention_step_bytes(config, num_tokens, options.attention));
   const AttentionStep step = plan_attention(config, batch_of(input), options.attention, options.dtype, angles);
   return measuring.peak_bytes() + angles.peak_bytes() + Arena::kAlignment +
