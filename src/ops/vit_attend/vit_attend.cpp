@@ -1,4 +1,4 @@
-// Tiles of 192 queries x 128 keys with a running maximum and sum per query. Scores are kept in base 2: the scale takes
+// Tiles of 384 queries x 64 keys with a running maximum and sum per query. Scores are kept in base 2: the scale takes
 // up log2(e).
 #include "ops/vit_attend/vit_attend.h"
 
@@ -99,7 +99,7 @@ void vit_attend(const Tensor& q_THD, const Tensor& k_THD, const Tensor& v_THD, s
   check_float("v_THD", v_THD, q_THD.shape());
   check_float("o_THD", o_THD, q_THD.shape());
   if (lse_TH.defined()) check_shape("lse_TH", lse_TH, {q_THD.dim(0), q_THD.dim(1)});
-  const std::vector<VitItem> items = vit_items(cu_segments, q_THD.dim(0), q_THD.dim(1));
+  const std::vector<VitItem> items = vit_items(cu_segments, q_THD.dim(0), q_THD.dim(1), kVitRows);
   const ArenaScope scope(scratch);
   const int64_t floats = Space::floats(q_THD.dim(2));
   float* space = scratch.alloc("vision attention", DType::kF32, {num_threads(), floats}).ptr<float>();

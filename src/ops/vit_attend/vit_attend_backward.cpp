@@ -22,21 +22,21 @@ constexpr int64_t kColumns = kVitKeys;
 
 // The scratch of one worker, in floats.
 struct Space {
-  float *rows, *rows2;        // [kVitRows, D]
+  float *rows, *rows2;        // [kVitBackwardRows, D]
   float *columns, *columns2;  // packed, [D] x kColumns
   float *values, *values2;    // the same columns packed the other way, kColumns x [D]
-  float *scores, *gradients;  // [kVitRows, kColumns]
-  float *sum, *sum2;          // [kVitRows, D padded]
+  float *scores, *gradients;  // [kVitBackwardRows, kColumns]
+  float *sum, *sum2;          // [kVitBackwardRows, D padded]
   float *lse, *delta;         // [kColumns] of the tile
   static Space carve(float* base, int64_t D, int64_t* floats) {
     MsaCarver carver(base);
     const int64_t padded = tile_round_up(D);
     Space s;
-    for (float** p : {&s.rows, &s.rows2}) *p = carver.take<float>(kVitRows * D);
+    for (float** p : {&s.rows, &s.rows2}) *p = carver.take<float>(kVitBackwardRows * D);
     for (float** p : {&s.columns, &s.columns2}) *p = carver.take<float>(kColumns * D);
     for (float** p : {&s.values, &s.values2}) *p = carver.take<float>(kColumns * padded);
-    for (float** p : {&s.scores, &s.gradients}) *p = carver.take<float>(kVitRows * kColumns);
-    for (float** p : {&s.sum, &s.sum2}) *p = carver.take<float>(kVitRows * padded);
+    for (float** p : {&s.scores, &s.gradients}) *p = carver.take<float>(kVitBackwardRows * kColumns);
+    for (float** p : {&s.sum, &s.sum2}) *p = carver.take<float>(kVitBackwardRows * padded);
     for (float** p : {&s.lse, &s.delta}) *p = carver.take<float>(kColumns);
     *floats = carver.bytes() / 4;
     return s;
@@ -172,7 +172,7 @@ void vit_attend_backward(const Tensor& q_THD, const Tensor& k_THD, const Tensor&
     check_float(name, *tensor, q_THD.shape());
   }
   check_shape("lse_TH", lse_TH, {T, H});
-  const std::vector<VitItem> items = vit_items(cu_segments, T, H);
+  const std::vector<VitItem> items = vit_items(cu_segments, T, H, kVitBackwardRows);
   const ArenaScope scope(scratch);
   float* lse2_HT = scratch.alloc("vision attention lse", DType::kF32, {H, T}).ptr<float>();
   float* delta_HT = scratch.alloc("vision attention delta", DType::kF32, {H, T}).ptr<float>();

@@ -1,10 +1,13 @@
 #include "ops/vit_attend/vit_tiles.h"
 
+#include <algorithm>
+
 #include "ops/common/checks.h"
 
 namespace m3 {
 
-std::vector<VitItem> vit_items(std::span<const int32_t> cu_segments, int64_t num_tokens, int64_t num_heads) {
+std::vector<VitItem> vit_items(std::span<const int32_t> cu_segments, int64_t num_tokens, int64_t num_heads,
+                               int64_t block_rows) {
   M3_CHECK(!cu_segments.empty() && cu_segments.front() == 0 && cu_segments.back() == num_tokens,
            "cu_segments must go from 0 to {} tokens, got {} offsets from {} to {}", num_tokens, cu_segments.size(),
            cu_segments.empty() ? -1 : cu_segments.front(), cu_segments.empty() ? -1 : cu_segments.back());
@@ -13,7 +16,9 @@ std::vector<VitItem> vit_items(std::span<const int32_t> cu_segments, int64_t num
     const int64_t begin = cu_segments[s], end = cu_segments[s + 1];
     M3_CHECK(begin <= end, "cu_segments[{}] is {} after {}: offsets must ascend", s + 1, end, begin);
     for (int64_t head = 0; head < num_heads; ++head) {
-      for (int64_t row = begin; row < end; row += kVitRows) items.push_back({begin, end, head, row});
+      for (int64_t row = begin; row < end; row += block_rows) {
+        items.push_back({begin, end, head, row, std::min(end, row + block_rows)});
+      }
     }
   }
   return items;
