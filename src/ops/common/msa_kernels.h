@@ -65,6 +65,12 @@ struct MsaKernels {
   // last absent: all num_keys. lanes: scratch, kMsaMaxLanes per row.
   void (*score_max)(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
                     float* lanes, float* best, MsaAhead ahead);
+  // The same from bf16 keys of an even dim that stay bf16 pairs in the panels, [padded(num_keys) / panel][dim / 2][panel], and
+  // are widened in registers: half the bytes to write and read, worth it where few rows meet a key. Same bits.
+  // Absent in the bf16 table, whose words are pairs anyway.
+  void (*pack_key_pairs)(const void* const* rows, int num_keys, int dim, uint32_t* b, MsaAhead ahead);
+  void (*score_max_pairs)(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
+                          float* lanes, float* best, MsaAhead ahead);
   // out[j] = sum over rows i (ascending) of w[i] * max(a[i] . b[j], 0), a NaN product stays NaN.
   // out has padded(num_keys) elements; scratch kMsaBatchRows x padded(num_keys).
   void (*score_relu)(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const float* w,

@@ -64,6 +64,33 @@ template <int kRows, bool kAhead>
   }
 }
 
+#if !M3_KERNELS_BF16_DOT
+// multiply_tile for panels of bf16 pairs: step 2s takes the low halves, step 2s + 1 the high ones, so that every sum has
+// the same order of multiply-adds as over widened panels.
+template <int kRows, bool kAhead>
+[[gnu::always_inline]] inline void multiply_tile_pairs(const uint32_t* const* a, const uint32_t* b, int steps,
+                                                       V::Vec (&acc)[kRows][kTileVecs], Prefetcher& prefetcher) {
+  const uint32_t* row[kRows];
+  for (int r = 0; r < kRows; ++r) row[r] = a[r];
+  for (int s = 0; s < steps; s += 2) {
+    V::Words low[kTileVecs], high[kTileVecs];
+    for (int v = 0; v < kTileVecs; ++v) {
+      const V::Words pair = V::load_words(b + v * kLanes);
+      low[v] = V::shift_left_16(pair);
+      high[v] = V::high_halves(pair);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kTileVecs; ++v) acc[r][v] = multiply_add(acc[r][v], row[r] + s, low[v]);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kTileVecs; ++v) acc[r][v] = multiply_add(acc[r][v], row[r] + s + 1, high[v]);
+    }
+    b += kPanel;
+    if (kAhead) prefetcher.template step<2 * kLinesPerStep>();
+  }
+}
+#endif
+
 inline int num_row_tiles(int num_rows) { return (num_rows + kTileRows - 1) / kTileRows; }
 
 // Calls body.operator()<rows>(first row) for tiles of kTileRows rows and one smaller tile at the end.
@@ -121,11 +148,10 @@ void pack_row(const void* row, int dim, DType dtype, uint32_t* a) {
   for (; s < num_steps(dim); ++s) a[s] = word_of(row, dtype, dim, s);
 }
 
-// kLanes keys, as the lanes [0, kLanes) of [steps][kPanel]. A 32-bit transpose moves whole words; where bf16 values
-// become fp32 (kSplit), a word gives two steps: its low and its high half.
+// kLanes keys, as the lanes [0, kLanes) of [steps][kPanel]. A 32-bit transpose moves the whole words of a row; where bf16
+// values become fp32 (kSplit), a word gives two steps: its low and its high half. Returns how many steps are filled.
 template <bool kSplit>
-inline void pack_key_lanes(const void* const* rows, int dim, DType dtype, uint32_t* b, Prefetcher& prefetcher) {
-  const int words = dtype == DType::kBF16 ? dim / 2 : dim;  // whole words of a row
+inline int pack_key_words(const void* const* rows, int words, uint32_t* b, Prefetcher& prefetcher) {
   int w = 0;
   for (; w + kLanes <= words; w += kLanes) {
     V::Words x[kLanes];
@@ -140,9 +166,7 @@ inline void pack_key_lanes(const void* const* rows, int dim, DType dtype, uint32
       }
     }
   }
-  for (int s = kSplit ? 2 * w : w; s < num_steps(dim); ++s) {
-    for (int i = 0; i < kLanes; ++i) b[int64_t{s} * kPanel + i] = word_of(rows[i], dtype, dim, s);
-  }
+  return kSplit ? 2 * w : w;
 }
 
 // The value that a word (or one half of a bf16 pair) stands for.
@@ -153,22 +177,45 @@ inline double word_value(uint32_t word, int half) {
   return x;
 }
 
-void pack_keys(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b, MsaAhead ahead) {
-  const int steps = num_steps(dim), words = dtype == DType::kBF16 ? dim / 2 : dim;
-  Prefetcher prefetcher(ahead, int64_t{(num_keys + kPanel - 1) / kPanel} * kTileVecs * (words / kLanes));
-  for (int j = 0; j < num_keys; j += kPanel) {
+// Calls pack(kLanes row pointers, where their lanes begin in b) for all panels; missing keys are rows of zeros.
+template <typename Pack>
+inline void for_key_lanes(const void* const* rows, int num_keys, int panel_steps, uint32_t* b, const Pack& pack) {
+  for (int j = 0; j < num_keys; j += kPanel, b += int64_t{panel_steps} * kPanel) {
     for (int lane = 0; lane < kPanel; lane += kLanes) {
       const void* group[kLanes];
       for (int i = 0; i < kLanes; ++i) group[i] = j + lane + i < num_keys ? rows[j + lane + i] : kMsaZeroRow;
-      if (!kBf16Dot && dtype == DType::kBF16) {
-        pack_key_lanes<true>(group, dim, dtype, b + lane, prefetcher);
-      } else {
-        pack_key_lanes<false>(group, dim, dtype, b + lane, prefetcher);
-      }
+      pack(group, b + lane);
     }
-    b += int64_t{steps} * kPanel;
   }
 }
+
+inline Prefetcher packing_prefetcher(MsaAhead ahead, int num_keys, int words) {
+  return Prefetcher(ahead, int64_t{(num_keys + kPanel - 1) / kPanel} * kTileVecs * (words / kLanes));
+}
+
+void pack_keys(const void* const* rows, int num_keys, int dim, DType dtype, uint32_t* b, MsaAhead ahead) {
+  const int words = dtype == DType::kBF16 ? dim / 2 : dim;
+  const bool split = !kBf16Dot && dtype == DType::kBF16;
+  Prefetcher prefetcher = packing_prefetcher(ahead, num_keys, words);
+  for_key_lanes(rows, num_keys, num_steps(dim), b, [&](const void* const* group, uint32_t* lanes) {
+    int s = split ? pack_key_words<true>(group, words, lanes, prefetcher) : pack_key_words<false>(group, words, lanes, prefetcher);
+    for (; s < num_steps(dim); ++s) {
+      for (int i = 0; i < kLanes; ++i) lanes[int64_t{s} * kPanel + i] = word_of(group[i], dtype, dim, s);
+    }
+  });
+}
+
+#if !M3_KERNELS_BF16_DOT
+void pack_key_pairs(const void* const* rows, int num_keys, int dim, uint32_t* b, MsaAhead ahead) {
+  const int words = dim / 2;
+  Prefetcher prefetcher = packing_prefetcher(ahead, num_keys, words);
+  for_key_lanes(rows, num_keys, words, b, [&](const void* const* group, uint32_t* lanes) {
+    for (int s = pack_key_words<false>(group, words, lanes, prefetcher); s < words; ++s) {
+      for (int i = 0; i < kLanes; ++i) std::memcpy(lanes + int64_t{s} * kPanel + i, static_cast<const uint32_t*>(group[i]) + s, 4);
+    }
+  });
+}
+#endif
 
 // Channels [c, c + kLanes) of the keys of one step: of one key, or of two keys as bf16 pairs.
 template <DType kDtype>
@@ -218,13 +265,14 @@ void pack_values(const void* const* rows, int num_keys, int dim, DType dtype, ui
 // ----------------------------------------------------------------------------------------- index scores
 
 // Maxima are kept per lane in `lanes` while the panels pass, and reduced once at the end.
-template <bool kAhead>
+template <bool kAhead, bool kPairs>
 void block_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
                float* lanes, float* best, MsaAhead ahead) {
   const V::Vec lane = lane_numbers(), lowest = V::set1(kNegInf);
-  Prefetcher prefetcher(ahead, int64_t{(num_keys + kPanel - 1) / kPanel} * num_row_tiles(num_rows) * steps);
+  const int panel_steps = kPairs ? steps / 2 : steps;
+  Prefetcher prefetcher(ahead, int64_t{(num_keys + kPanel - 1) / kPanel} * num_row_tiles(num_rows) * panel_steps);
   for (int i = 0; i < num_rows; ++i) V::store(lanes + i * kLanes, lowest);
-  for (int j = 0; j < num_keys; j += kPanel, b += int64_t{steps} * kPanel) {
+  for (int j = 0; j < num_keys; j += kPanel, b += int64_t{panel_steps} * kPanel) {
     for_row_tiles(num_rows, [&]<int kRows>(int i) {
       const uint32_t* rows[kRows];
       int least = num_keys;
@@ -234,7 +282,11 @@ void block_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, in
       }
       V::Vec acc[kRows][kTileVecs];
       clear<kRows>(acc);
-      multiply_tile<kRows, kAhead>(rows, b, steps, acc, prefetcher);
+      if constexpr (kPairs) {
+        multiply_tile_pairs<kRows, kAhead>(rows, b, steps, acc, prefetcher);
+      } else {
+        multiply_tile<kRows, kAhead>(rows, b, steps, acc, prefetcher);
+      }
       if (least < j + kPanel) {
         for (int r = 0; r < kRows; ++r) {
           const int limit = (last != nullptr ? last[i + r] : num_keys) - j;
@@ -258,12 +310,13 @@ void block_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, in
   }
 }
 
+template <bool kPairs>
 void score_max(const uint32_t* a, int num_rows, int steps, const uint32_t* b, int num_keys, const int32_t* last,
                float* lanes, float* best, MsaAhead ahead) {
   if (ahead.at != nullptr) {
-    block_max<true>(a, num_rows, steps, b, num_keys, last, lanes, best, ahead);
+    block_max<true, kPairs>(a, num_rows, steps, b, num_keys, last, lanes, best, ahead);
   } else {
-    block_max<false>(a, num_rows, steps, b, num_keys, last, lanes, best, ahead);
+    block_max<false, kPairs>(a, num_rows, steps, b, num_keys, last, lanes, best, ahead);
   }
 }
 
@@ -459,7 +512,14 @@ constexpr MsaKernels make_table(const char* name) {
           .pack_row = pack_row,
           .pack_keys = pack_keys,
           .pack_values = pack_values,
-          .score_max = score_max,
+          .score_max = score_max<false>,
+#if M3_KERNELS_BF16_DOT
+          .pack_key_pairs = nullptr,
+          .score_max_pairs = nullptr,
+#else
+          .pack_key_pairs = pack_key_pairs,
+          .score_max_pairs = score_max<true>,
+#endif
           .score_relu = score_relu,
           .attend_rows = attend_rows};
 }

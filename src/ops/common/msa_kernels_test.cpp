@@ -82,6 +82,11 @@ TEST(MsaKernels, score_of_a_pair_does_not_depend_on_its_tile) {
         const std::vector<int32_t> last(num_rows, j + 1);
         kernels.score_max(a.data(), num_rows, steps, b.data(), num_keys, last.data(), lanes.data(), shared.data(), ahead);
         EXPECT_EQ(alone, shared) << kernels.name << " key " << j;
+        if (kernels.pack_key_pairs == nullptr) continue;
+        std::vector<float> paired(num_rows, -kInf);
+        kernels.pack_key_pairs(masked.data(), num_keys, dim, b.data(), ahead);
+        kernels.score_max_pairs(a.data(), num_rows, steps, b.data(), num_keys, last.data(), lanes.data(), paired.data(), ahead);
+        EXPECT_EQ(alone, paired) << kernels.name << " pairs, key " << j;
       }
     }
   });

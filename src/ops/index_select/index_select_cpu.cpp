@@ -20,7 +20,7 @@ namespace m3 {
 namespace {
 
 constexpr int kChunkRows = 256;        // (query, group) rows of an item: 128 KB in fp32 at X = 128, beside a 64 KB tile
-constexpr int kFewRows = 24;           // with so few rows, small key tiles that stay in L1 are better
+constexpr int kFewRows = 24, kFewKeys = 32;  // with so few rows, small key tiles that stay in L1 are better
 constexpr int kItemsPerThread = 4;     // fewer items than that: the keys are split too
 constexpr int kMinBlocksPerItem = 16;
 constexpr int kMaxTopk = 128;          // MsaGeometry::check
@@ -146,7 +146,8 @@ class Chunk {
   void score_block(int64_t b, int first) const {
     const int num_rows = (item_.q_end - first) * g_.groups;
     const bool few = num_rows <= kFewRows;
-    const int tile = few ? std::max(kernels_.panel, 32) : kMsaTileKeys;
+    const bool pairs = few && kernels_.pack_key_pairs != nullptr && keys_.dtype() == DType::kBF16 && g_.index_dim % 2 == 0;
+    const int tile = few ? std::max(kernels_.panel, kFewKeys) : kMsaTileKeys;
     const int64_t begin = b * g_.block, num_keys = batch_.k_len(item_.seq);
     const int64_t end = std::min<int64_t>(begin + g_.block, num_keys);
     const bool masked = g_.local == 0 && position(first) < end - 1;  // it is the own block of some rows
@@ -156,12 +157,17 @@ class Chunk {
       const int count = static_cast<int>(std::min<int64_t>(tile, end - j));
       const auto [ahead_pack, ahead_score] = few ? look_ahead(j + count, count) : std::pair<MsaAhead, MsaAhead>();
       keys_.rows(item_.seq, j, count, 0, rows);
-      kernels_.pack_keys(rows, count, g_.index_dim, keys_.dtype(), s_.keys, ahead_pack);
+      if (pairs) {
+        kernels_.pack_key_pairs(rows, count, g_.index_dim, s_.keys, ahead_pack);
+      } else {
+        kernels_.pack_keys(rows, count, g_.index_dim, keys_.dtype(), s_.keys, ahead_pack);
+      }
       for (int i = 0; masked && i < num_rows; ++i) {
         s_.last[i] = static_cast<int32_t>(std::clamp<int64_t>(position(first + i / g_.groups) + 1 - j, 0, count));
       }
-      kernels_.score_max(s_.rows + int64_t{first - item_.q_begin} * g_.groups * steps_, num_rows, steps_, s_.keys, count,
-                         masked ? s_.last : nullptr, s_.lanes, s_.best, ahead_score);
+      (pairs ? kernels_.score_max_pairs : kernels_.score_max)(
+          s_.rows + int64_t{first - item_.q_begin} * g_.groups * steps_, num_rows, steps_, s_.keys, count,
+          masked ? s_.last : nullptr, s_.lanes, s_.best, ahead_score);
     }
   }
 
