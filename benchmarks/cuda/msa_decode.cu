@@ -2,8 +2,9 @@
 // step reads another layer's cache, and at least 256 MB lie between two uses of a layer. All steps of a
 // round are one CUDA graph; time = graph time / steps; median, p10 and p90 over the rounds.
 // Prints one JSON line per case and variant.
-//   msa_decode [--rounds 20] [--only 1x131072,64x131072] [--sweep] [--full]
-//   --sweep: also other tunings and the two kernels alone; --full: attention over all keys instead
+//   msa_decode [--rounds 20] [--only 1x131072,64x131072x8] [--sweep] [--full] [--int8]
+//   --only: batch x context [x query tokens]; --sweep: also other tunings and the two kernels alone;
+//   --full: attention over all keys instead; --int8: also 8-bit index keys with rescoring
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -17,6 +18,7 @@
 
 #include "base/rng.h"
 #include "ops/attend/attend_decode.h"
+#include "ops/index_select/index_decode8.h"
 #include "ops/index_select/index_select_decode.h"
 #include "tensor/cuda_check.h"
 
@@ -41,6 +43,7 @@ __global__ void fill_normal(__nv_bfloat16* out, int64_t n, uint64_t seed) {
 }
 
 struct Layer {
+  IndexKeys8 keys8;
   __nv_bfloat16 *x = nullptr, *k = nullptr, *v = nullptr, *q = nullptr, *qi = nullptr, *o = nullptr;
 };
 
@@ -62,7 +65,7 @@ struct Case {
 
 class Workload {
  public:
-  Workload(const Case& c, bool full) : case_(c), geometry_(msa_geometry_m3()) {
+  Workload(const Case& c, bool full, bool int8) : case_(c), geometry_(msa_geometry_m3()) {
     blocks_ = (c.context + 127) / 128;
     pages_ = int64_t{c.batch} * blocks_;
     const double touched = full ? c.batch * double(c.context) * 2048
@@ -78,6 +81,11 @@ class Workload {
       layer.q = random_values(rows_ * 64 * 128, 100 * i + 4);
       layer.qi = random_values(rows_ * 4 * 128, 100 * i + 5);
       layer.o = allocate<__nv_bfloat16>(rows_ * 64 * 128);
+      if (int8) {
+        layer.keys8 = {allocate<int8_t>(pages_ * 128 * 128), allocate<float>(pages_), allocate<float>(pages_),
+                       allocate<float>(pages_)};
+        index_keys8_convert(layer.x, 0, pages_, layer.keys8, {});
+      }
       layers_.push_back(layer);
     }
     std::vector<int32_t> cu(c.batch + 1), lens(c.batch, c.context), table(pages_);
@@ -95,7 +103,10 @@ class Workload {
   }
   ~Workload() {
     for (Layer& l : layers_) {
-      for (void* p : {(void*)l.x, (void*)l.k, (void*)l.v, (void*)l.q, (void*)l.qi, (void*)l.o}) cudaFree(p);
+      for (void* p : {(void*)l.x, (void*)l.k, (void*)l.v, (void*)l.q, (void*)l.qi, (void*)l.o,
+                      (void*)l.keys8.codes_PBX, (void*)l.keys8.scale_P, (void*)l.keys8.error_P, (void*)l.keys8.norm_P}) {
+        cudaFree(p);
+      }
     }
     for (void* p : {(void*)cu_q_, (void*)seq_lens_, (void*)page_table_, (void*)scores_, (void*)ids_, (void*)lse_,
                     (void*)partial_}) {
@@ -103,18 +114,31 @@ class Workload {
     }
   }
 
+  IndexDecodeParams scan(int layer) const {
+    return {.qi_TRX = layers_[layer].qi, .x_PBX = layers_[layer].x, .cu_q = cu_q_, .seq_lens = seq_lens_,
+            .page_table = page_table_, .page_stride = blocks_, .num_seqs = case_.batch, .groups = 4, .topk = 16,
+            .scores_TRM = scores_, .score_stride = stride_};
+  }
   void index(int layer, const IndexDecodeTuning& tuning, Stream stream) {
-    index_decode_scores({.qi_TRX = layers_[layer].qi, .x_PBX = layers_[layer].x, .cu_q = cu_q_, .seq_lens = seq_lens_,
-                         .page_table = page_table_, .page_stride = blocks_, .num_seqs = case_.batch, .groups = 4,
-                         .topk = 16, .scores_TRM = scores_, .score_stride = stride_},
-                        case_.queries, tuning, stream);
+    index_decode_scores(scan(layer), case_.queries, tuning, stream);
+  }
+  void index8(int layer, const IndexDecodeTuning& tuning, Stream stream) {
+    IndexDecodeParams params = scan(layer);
+    params.x_PBX = layers_[layer].keys8.codes_PBX, params.scale_P = layers_[layer].keys8.scale_P;
+    index_decode_scores8(params, case_.queries, tuning, stream);
+  }
+  void rescore(int layer, int candidates, Stream stream) {
+    index_decode_rescore({.scan = scan(layer), .keys = layers_[layer].keys8, .candidates = candidates,
+                          .num_queries = rows_, .ids_RTK = ids_},
+                         blocks_, true, stream);
   }
   void choose(Stream stream) {
     index_decode_choose({.scores_TRM = scores_, .score_stride = stride_, .cu_q = cu_q_, .seq_lens = seq_lens_,
                          .num_seqs = case_.batch, .groups = 4, .topk = 16, .num_queries = rows_, .ids_RTK = ids_},
                         blocks_, true, stream);
   }
-  void attend(int layer, bool full, const AttendDecodeTuning& tuning, Stream stream) {
+  // own_choice: from the scores, where one query token allows it; else from the ids.
+  void attend(int layer, bool full, const AttendDecodeTuning& tuning, Stream stream, bool own_choice = true) {
     AttendDecodeParams p = {.q_THD = layers_[layer].q, .k_PRBD = layers_[layer].k, .v_PRBD = layers_[layer].v,
                             .num_pages = pages_, .o_THD = layers_[layer].o, .lse_TH = lse_, .cu_q = cu_q_,
                             .seq_lens = seq_lens_, .page_table = page_table_, .page_stride = blocks_,
@@ -124,7 +148,7 @@ class Workload {
                             .partial = reinterpret_cast<float*>(partial_)};
     if (!full) {
       p.ids_RTK = ids_;
-      if (case_.queries == 1) p.scores_TRM = scores_, p.score_stride = stride_;
+      if (case_.queries == 1 && own_choice) p.scores_TRM = scores_, p.score_stride = stride_;
     }
     attend_decode(p, case_.queries, tuning, stream);
   }
@@ -188,12 +212,12 @@ class Workload {
   uint8_t* partial_ = nullptr;
 };
 
-void run_case(const Case& c, int rounds, bool sweep, bool full) {
-  Workload w(c, full);
+void run_case(const Case& c, int rounds, bool sweep, bool full, bool int8) {
+  Workload w(c, full, int8);
   const MsaGeometry g = msa_geometry_m3();
   const AttendDecodeTuning best = attend_decode_tuning(g, c.batch, c.queries, c.context, full);
   if (full) {
-    w.measure(fmt::format("full c{} s{}", best.cluster, best.splits).c_str(), rounds, w.full_bytes(),
+    w.measure(fmt::format("full default s{}", best.splits).c_str(), rounds, w.full_bytes(),
               [&](int layer, Stream s) { w.attend(layer, true, best, s); });
     if (!sweep) return;
     for (const int cluster : {1, 4, 8}) {
@@ -215,8 +239,26 @@ void run_case(const Case& c, int rounds, bool sweep, bool full) {
   };
   const double bytes = w.index_bytes() + w.attend_bytes();
   w.measure(fmt::format("default c{}", best.cluster).c_str(), rounds, bytes, whole({}, best));
-  if (!sweep) return;
   w.measure("dependent steps", rounds, bytes, whole({.dependent = true}, best));
+  if (int8) {
+    const double bytes8 = w.index_bytes() / 2 + w.attend_bytes();
+    for (const bool dependent : {false, true}) {
+      w.measure(fmt::format("int8 rescore 32{}", dependent ? " dependent steps" : "").c_str(), rounds, bytes8,
+                [&](int layer, Stream s) {
+                  w.index8(layer, {.stages = 6, .dependent = dependent}, s);
+                  w.rescore(layer, 32, s);
+                  w.attend(layer, false, best, s, false);
+                });
+    }
+    w.measure("int8 approx", rounds, bytes8, [&](int layer, Stream s) {
+      w.index8(layer, {.stages = 6}, s);
+      if (c.queries > 1) w.choose(s);
+      w.attend(layer, false, best, s);
+    });
+    w.measure("int8 index only", rounds, w.index_bytes() / 2,
+              [&](int layer, Stream s) { w.index8(layer, {.stages = 6}, s); });
+  }
+  if (!sweep) return;
   for (const int stages : {3, 4}) {
     w.measure(fmt::format("index only st{}", stages).c_str(), rounds, w.index_bytes(),
               [&](int layer, Stream s) { w.index(layer, {.stages = stages}, s); });
@@ -243,13 +285,14 @@ void run_case(const Case& c, int rounds, bool sweep, bool full) {
 int main(int argc, char** argv) {
   using namespace m3;
   int rounds = 20;
-  bool sweep = false, full = false;
+  bool sweep = false, full = false, int8 = false;
   std::vector<Case> cases;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (arg == "--rounds" && i + 1 < argc) rounds = std::atoi(argv[++i]);
     if (arg == "--sweep") sweep = true;
     if (arg == "--full") full = true;
+    if (arg == "--int8") int8 = true;
     if (arg == "--only" && i + 1 < argc) {
       for (char* token = std::strtok(argv[++i], ","); token != nullptr; token = std::strtok(nullptr, ",")) {
         Case c;
@@ -266,7 +309,7 @@ int main(int argc, char** argv) {
     cudaDeviceProp prop;
     M3_CUDA_CHECK(cudaGetDeviceProperties(&prop, 0));
     std::printf("{\"device\": \"%s\", \"sms\": %d}\n", prop.name, prop.multiProcessorCount);
-    for (const Case& c : cases) run_case(c, rounds, sweep, full);
+    for (const Case& c : cases) run_case(c, rounds, sweep, full, int8);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

@@ -12,8 +12,8 @@
 
 namespace m3 {
 
-void adamw(const Tensor& w, const Tensor& g, const Tensor& m, const Tensor& v, const Tensor& copy, const AdamW& config,
-           Stream) {
+void adamw(const Tensor& w, const Tensor& g, const Tensor& m, const Tensor& v, const Tensor& copy,
+           const AdamW& config, Stream) {
   check_float("w", w);
   check_float("g", g, w.shape());
   check_float("m", m, w.shape());
@@ -26,26 +26,38 @@ void adamw(const Tensor& w, const Tensor& g, const Tensor& m, const Tensor& v, c
   const auto correction = [&](float beta) {
     return static_cast<float>(1 / (1 - std::pow(double{beta}, static_cast<double>(config.step))));
   };
-  const AdamWParams params = {w.ptr<float>(), g.ptr<float>(),      m.data(),           v.data(),
-                              copy.data(),    is_bf16(m),          is_bf16(v),         config.lr,
-                              config.beta1,   config.beta2,        config.eps,         config.weight_decay,
-                              config.grad_factor, correction(config.beta1), correction(config.beta2)};
+  const AdamWParams params = {w.ptr<float>(),
+                              g.ptr<float>(),
+                              m.data(),
+                              v.data(),
+                              copy.data(),
+                              is_bf16(m),
+                              is_bf16(v),
+                              config.lr,
+                              config.beta1,
+                              config.beta2,
+                              config.eps,
+                              config.weight_decay,
+                              config.grad_factor,
+                              correction(config.beta1),
+                              correction(config.beta2)};
   const auto kernel = cpu_isa() >= CpuIsa::kAvx2 ? adamw_avx2 : adamw_portable;
   parallel_rows(w.numel(), 4, [&](int64_t begin, int64_t end) { kernel(params, begin, end); });
 }
 
-void adamw_ref(const Tensor& w, const Tensor& g, const Tensor& m, const Tensor& v, const Tensor& copy,
-               const AdamW& config) {
+void adamw_ref(const Tensor& w, const Tensor& g, const Tensor& m, const Tensor& v,
+               const Tensor& copy, const AdamW& config) {
   const double beta1 = config.beta1, beta2 = config.beta2, step = static_cast<double>(config.step);
   for (int64_t i = 0; i < w.numel(); ++i) {
     const double gradient = value_at(g, i) * config.grad_factor;
     const double first = beta1 * value_at(m, i) + (1 - beta1) * gradient;
     const double second = beta2 * value_at(v, i) + (1 - beta2) * gradient * gradient;
-    const double direction =
-        first / (1 - std::pow(beta1, step)) / (std::sqrt(second / (1 - std::pow(beta2, step))) + config.eps);
+    const double direction = first / (1 - std::pow(beta1, step)) /
+                             (std::sqrt(second / (1 - std::pow(beta2, step))) + config.eps);
     set_value(m, i, first);
     set_value(v, i, second);
-    set_value(w, i, value_at(w, i) - config.lr * (direction + config.weight_decay * value_at(w, i)));
+    set_value(w, i,
+              value_at(w, i) - config.lr * (direction + config.weight_decay * value_at(w, i)));
     if (copy.defined()) set_value(copy, i, value_at(w, i));
   }
 }

@@ -20,10 +20,10 @@ struct AdamW {
   int64_t step = 1;       // of this update, from 1
 };
 
-void adamw(const Tensor& w, const Tensor& g, const Tensor& m, const Tensor& v, const Tensor& copy, const AdamW& config,
-           Stream stream = {});
-void adamw_ref(const Tensor& w, const Tensor& g, const Tensor& m, const Tensor& v, const Tensor& copy,
-               const AdamW& config);
+void adamw(const Tensor& w, const Tensor& g, const Tensor& m, const Tensor& v, const Tensor& copy,
+           const AdamW& config, Stream stream = {});
+void adamw_ref(const Tensor& w, const Tensor& g, const Tensor& m, const Tensor& v,
+               const Tensor& copy, const AdamW& config);
 
 // Σ g², in fp64 over fixed blocks of 4096 elements in order, whatever the threads. NaN and infinity come through.
 double grad_sum_of_squares(const Tensor& g);

@@ -2,6 +2,8 @@
 
 namespace m3 {
 
-void adamw_avx2(const AdamWParams& params, int64_t begin, int64_t end) { adamw_range(params, begin, end); }
+void adamw_avx2(const AdamWParams& params, int64_t begin, int64_t end) {
+  adamw_range(params, begin, end);
+}
 
 }  // namespace m3

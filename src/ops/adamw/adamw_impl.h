@@ -24,9 +24,10 @@ template <class M, class V>
 void update_lanes(const AdamWParams& p, M* m, V* v, int64_t i) {
   using S = Simd;
   const S::Vec g = S::mul(S::load(p.g + i), S::set1(p.grad_factor));
-  const S::Vec first = S::add(S::mul(S::set1(p.beta1), load_wide(m + i)), S::mul(S::set1(1.0f - p.beta1), g));
-  const S::Vec second =
-      S::add(S::mul(S::set1(p.beta2), load_wide(v + i)), S::mul(S::set1(1.0f - p.beta2), S::mul(g, g)));
+  const S::Vec first =
+      S::add(S::mul(S::set1(p.beta1), load_wide(m + i)), S::mul(S::set1(1.0f - p.beta1), g));
+  const S::Vec second = S::add(S::mul(S::set1(p.beta2), load_wide(v + i)),
+                               S::mul(S::set1(1.0f - p.beta2), S::mul(g, g)));
   const S::Vec root = sqrt_lanes(S::mul(second, S::set1(p.v_correction)));
   const S::Vec step = S::mul(first, S::set1(p.m_correction)) / S::add(root, S::set1(p.eps));
   S::Vec w = S::load(p.w + i);

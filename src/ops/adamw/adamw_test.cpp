@@ -25,8 +25,10 @@ TEST(AdamW, one_step_by_hand) {
 TEST(AdamW, several_steps_equal_the_reference) {
   testing::for_each_isa([] {
     for (int64_t n : {0, 1, 7, 127, 128, 129, 9000}) {
-      const Host w = random(DType::kF32, {n}, 1), m(DType::kF32, {n}), v(DType::kF32, {n}), copy(DType::kBF16, {n});
-      const Host w_ref = testing::copy_as(DType::kF64, w), m_ref(DType::kF64, {n}), v_ref(DType::kF64, {n});
+      const Host w = random(DType::kF32, {n}, 1), m(DType::kF32, {n}), v(DType::kF32, {n}),
+                 copy(DType::kBF16, {n});
+      const Host w_ref = testing::copy_as(DType::kF64, w), m_ref(DType::kF64, {n}),
+                 v_ref(DType::kF64, {n});
       AdamW config = kConfig;
       for (config.step = 1; config.step <= 4; ++config.step) {
         const Host g = random(DType::kF32, {n}, 10 + config.step);
@@ -44,8 +46,10 @@ TEST(AdamW, several_steps_equal_the_reference) {
 TEST(AdamW, moments_may_be_bf16) {
   testing::for_each_isa([] {
     const int64_t n = 333;
-    const Host w = random(DType::kF32, {n}, 1), m(DType::kBF16, {n}), v(DType::kBF16, {n}), g = random(DType::kF32, {n}, 2);
-    const Host w_ref = testing::copy_as(DType::kF64, w), m_ref(DType::kF64, {n}), v_ref(DType::kF64, {n});
+    const Host w = random(DType::kF32, {n}, 1), m(DType::kBF16, {n}), v(DType::kBF16, {n}),
+               g = random(DType::kF32, {n}, 2);
+    const Host w_ref = testing::copy_as(DType::kF64, w), m_ref(DType::kF64, {n}),
+               v_ref(DType::kF64, {n});
     AdamW config = kConfig;
     for (config.step = 1; config.step <= 3; ++config.step) {
       adamw(w, g, m, v, {}, config);
@@ -66,12 +70,15 @@ TEST(AdamW, bits_depend_on_nothing_but_the_operands) {
       const int before = num_threads();
       set_num_threads(threads);
       Host w = random(DType::kF32, {n}, 1);
-      const Host m = random(DType::kF32, {n}, 2), v(DType::kF32, {n}), g = random(DType::kF32, {n}, 3);
+      const Host m = random(DType::kF32, {n}, 2), v(DType::kF32, {n}),
+                 g = random(DType::kF32, {n}, 3);
       adamw((*w).rows(0, 13), (*g).rows(0, 13), (*m).rows(0, 13), (*v).rows(0, 13), {}, kConfig);
       adamw((*w).rows(13, n), (*g).rows(13, n), (*m).rows(13, n), (*v).rows(13, n), {}, kConfig);
       set_num_threads(before);
-      if (!(*first).defined()) first = std::move(w);
-      else EXPECT_TRUE(testing::same_bits(w, first)) << threads << " threads";
+      if (!(*first).defined())
+        first = std::move(w);
+      else
+        EXPECT_TRUE(testing::same_bits(w, first)) << threads << " threads";
     }
   });
 }

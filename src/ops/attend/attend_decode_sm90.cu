@@ -56,11 +56,14 @@ template <int kTokens>
 struct alignas(16) Shared {
   float part[kTokens * kHeads][kDim];      // rows owned by this CTA, [row of the CTA][rank of the sender]
   float2 part_stat[kTokens * kHeads];      // their maximum (log2 units) and sum
-  uint8_t probabilities[kTokens][kHeads][kProbStride];
+  union {
+    uint8_t probabilities[kTokens][kHeads][kProbStride];
+    int32_t pages[kTokens * kHeads * kProbStride / 4];  // before: the beginning of the page table
+  };
   float warp_max[kTokens][kHeads][kWarps];
   float warp_sum[kTokens][kHeads][kWarps];
-  uint4 query[kTokens == 1 ? 1 : kTokens][kTokens == 1 ? 1 : 8][32];  // fragments, where registers do not hold them
-  SelectShared select;
+  uint4 query[kTokens][8][kTokens == 1 ? 1 : 32];  // fragments, where registers do not hold them
+  SelectShared<kSelectMaxTopk> select;
   uint64_t full[kMaxTiles];
   Entry entries[kTokens * kSelectMaxTopk];
   int4 ids[kTokens][kSelectMaxTopk / 4];  // padded with INT_MAX
@@ -89,20 +92,34 @@ __device__ __forceinline__ int part_begin(int total, int part, int parts) {
 
 // --- the list of blocks
 
-// One token, from its scores. Returns whether the scratch was written.
-__device__ __forceinline__ bool choose_blocks(const AttendDecodeParams& p, const Item& item, int rank, int cluster,
-                                              bool write_ids, uint8_t* scratch, Shared<1>& shared) {
+// Before the wait for the scores: the page table of contexts up to 139K tokens into shared memory, so that
+// pages follow from a choice at once.
+__device__ __forceinline__ const int32_t* fetch_pages(const AttendDecodeParams& p, const Item& item, Shared<1>& shared) {
+  constexpr int kPages = sizeof(shared.pages) / 4;
+  const int32_t* pages = p.page_table + item.sequence * p.page_stride;
+  const int own = item.position < 0 || item.num_tokens <= 0 ? -1 : item.position / kBlock;
+  if (own >= kPages) return pages;
+#pragma unroll
+  for (int i = 0; i < (kPages + kThreads - 1) / kThreads; ++i) {
+    const int block = i * kThreads + static_cast<int>(threadIdx.x);
+    if (block <= own) shared.pages[block] = pages[block];
+  }
+  return shared.pages;
+}
+
+// One token, from its scores; `pages` of fetch_pages. Returns whether the scratch was written.
+__device__ __forceinline__ bool choose_blocks(const AttendDecodeParams& p, const Item& item, const int32_t* pages,
+                                              int rank, int cluster, bool write_ids, uint8_t* scratch,
+                                              Shared<1>& shared) {
   const int thread = threadIdx.x;
   const int own = item.position < 0 ? -1 : item.position / kBlock;
   const int wanted = min(p.topk - 1, own);
-  const int32_t* pages = p.page_table + item.sequence * p.page_stride;
   int32_t* ids = p.ids_RTK + (int64_t{item.group} * p.num_queries + item.first_row) * p.topk;
   bool used_scratch = false;
   const auto emit = [&](int place, int block, int page) {
     shared.entries[place] = {block, page, 1};
     if (write_ids) ids[place] = block;
   };
-  if (thread == 0) shared.num_entries = min(own + 1, p.topk);
   if (thread == 32 && own >= 0) shared.entries[wanted] = {own, pages[own], 1};
   if (wanted > 0 && own > wanted) {
     const float* scores = p.scores_TRM + (int64_t{item.first_row} * p.groups + item.group) * p.score_stride;
@@ -336,7 +353,7 @@ __device__ __forceinline__ void add_values(const uint8_t* v_tile, int tokens, in
   const int key = lane % 16, chunk = 2 * warp % 8 + lane / 16;
   const uint8_t* v_row = v_tile + warp / 4 * kHalfBytes + key * 128 + ((chunk ^ (key & 7)) * 16);
   const uint8_t* p_row = shared.probabilities[0][lane % 16] + lane / 16 * 16;
-  constexpr int kBatch = 2;  // steps whose loads are in flight together; four do not fit the registers
+  constexpr int kBatch = kTokens == 1 ? 2 : 4;  // steps whose loads are in flight together; registers allow no more
 #pragma unroll
   for (int first = 0; first < kBlock / 16; first += kBatch) {
     uint32_t v[kBatch][4];
@@ -459,15 +476,11 @@ __device__ __forceinline__ void merge_rows(const AttendDecodeParams& p, const It
   for (int mine = warp; mine * cluster + rank < rows; mine += kThreads / 32) {
     // Lane c holds the statistics of sender c; all sums run in the order of the senders or over a fixed tree.
     const float2 stat = lane < cluster ? shared.part_stat[mine * cluster + lane] : float2{-INFINITY, 0};
-    float top = stat.x;
-#pragma unroll
-    for (int step = 8; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+    const float top = score_of_bits(__reduce_max_sync(0xffffffffu, ordered_bits(stat.x)));
     const float weight = part_weight(stat.x, top);
     float sum = weight * stat.y;
 #pragma unroll
-    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    top = __shfl_sync(0xffffffffu, top, 0);
-    sum = __shfl_sync(0xffffffffu, sum, 0);
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     float4 total = {0, 0, 0, 0};
 #pragma unroll 8
     for (int c = 0; c < cluster; ++c) {
@@ -514,6 +527,18 @@ __global__ __launch_bounds__(kThreads, kTokens == 1 ? 2 : 1) void attend_decode_
     tma_prefetch_map(&v_map);
   }
   if (cluster > 1) cluster_arrive();
+  const int last_position = item.position + item.num_tokens - 1;
+  const bool chooses = p.scores_TRM != nullptr;
+  const int32_t* pages = nullptr;
+  if constexpr (kTokens == 1) {
+    if (chooses) pages = fetch_pages(p, item, shared);
+  }
+  __syncthreads();
+  // Where the list is not read from memory its length is known already.
+  int total = item.num_tokens <= 0 || last_position < 0 ? 0 : last_position / kBlock + 1;
+  if (chooses) total = min(total, p.topk);
+  const int part = split * cluster + rank, parts = splits * cluster;
+  Range range = {part_begin(total, part, parts), part_begin(total, part + 1, parts)};
   grid_dependency_wait();
   grid_dependency_launch();
 
@@ -521,8 +546,8 @@ __global__ __launch_bounds__(kThreads, kTokens == 1 ? 2 : 1) void attend_decode_
   bool used_ring = false;
   if (item.num_tokens > 0) {
     if constexpr (kTokens == 1) {
-      if (p.scores_TRM != nullptr) {
-        used_ring = choose_blocks(p, item, rank, cluster, rank == 0 && split == 0 && p.ids_RTK != nullptr, ring, shared);
+      if (chooses) {
+        used_ring = choose_blocks(p, item, pages, rank, cluster, rank == 0 && split == 0 && p.ids_RTK != nullptr, ring, shared);
       } else if (!item.all_keys) {
         unite_blocks(p, item, shared);
       }
@@ -542,12 +567,10 @@ __global__ __launch_bounds__(kThreads, kTokens == 1 ? 2 : 1) void attend_decode_
   if (used_ring) fence_async_shared();  // ordinary stores; the copy engine writes there next
   __syncthreads();
 
-  const int last_position = item.position + item.num_tokens - 1;
-  const int total = item.num_tokens <= 0 || last_position < 0 ? 0
-                    : item.all_keys                           ? last_position / kBlock + 1
-                                                              : shared.num_entries;
-  const Range range = {part_begin(total, split * cluster + rank, splits * cluster),
-                       part_begin(total, split * cluster + rank + 1, splits * cluster)};
+  if (!item.all_keys && !chooses) {
+    total = item.num_tokens > 0 ? shared.num_entries : 0;
+    range = {part_begin(total, part, parts), part_begin(total, part + 1, parts)};
+  }
   Copies<kTokens> copies = {.p = p, .item = item, .range = range, .k_map = &k_map, .v_map = &v_map,
                             .num_tiles = num_tiles, .ring = ring, .shared = shared};
   if (threadIdx.x == 0) {
@@ -654,7 +677,7 @@ std::string attend_decode_supports(const MsaGeometry& g, int64_t max_q_len, int6
 }
 
 bool attend_decode_chooses(const MsaGeometry& g, int64_t max_q_len, int64_t max_blocks) {
-  return max_q_len == 1 && max_blocks <= kSelectMaxBlocks && select_scratch_bytes(max_blocks, g.topk) <= 3 * kTileBytes;
+  return max_q_len == 1 && max_blocks <= kSelectMaxBlocks && select_scratch_bytes(max_blocks, g.topk - 1) <= 3 * kTileBytes;
 }
 
 AttendDecodeTuning attend_decode_tuning(const MsaGeometry& g, int num_seqs, int64_t max_q_len, int64_t max_k_len,
@@ -666,11 +689,11 @@ AttendDecodeTuning attend_decode_tuning(const MsaGeometry& g, int num_seqs, int6
   // places side by side; two per SM for pairs.
   while (tuning.cluster < 16 && items * tuning.cluster * 2 <= (tuning.cluster == 1 ? 264 : 132)) tuning.cluster *= 2;
   if (full) {
-    constexpr int64_t kTarget = 264;  // two CTAs an SM keep the memory busy
+    // One CTA an SM beats two, and splits beat clusters (docs/lab/decode.md).
+    constexpr int64_t kTarget = 132;
     const int64_t blocks = std::max<int64_t>(1, max_k_len / kBlock);
-    tuning.cluster = std::min(tuning.cluster, 4);
-    tuning.splits = static_cast<int>(std::clamp<int64_t>(kTarget / (items * tuning.cluster), 1,
-                                                         std::max<int64_t>(1, blocks / (2 * tuning.cluster))));
+    tuning.cluster = 1;
+    tuning.splits = static_cast<int>(std::clamp<int64_t>(kTarget / items, 1, std::max<int64_t>(1, blocks / 2)));
   }
   return tuning;
 }
@@ -685,7 +708,7 @@ void attend_decode(const AttendDecodeParams& params, int64_t max_q_len, const At
   M3_CHECK(params.scores_TRM == nullptr || max_q_len == 1,
            "decode attention: {} query tokens per sequence; blocks are chosen from scores for one token only, pass ids",
            max_q_len);
-  M3_CHECK(params.scores_TRM == nullptr || select_scratch_bytes(params.score_stride, params.topk) <= 3 * kTileBytes,
+  M3_CHECK(params.scores_TRM == nullptr || select_scratch_bytes(params.score_stride, params.topk - 1) <= 3 * kTileBytes,
            "decode attention: the choice among {} blocks for topk {} does not fit; pass ids", params.score_stride,
            params.topk);
   M3_CHECK(tuning.splits >= 1 && int64_t{tuning.splits} * tuning.cluster <= kMaxParts,

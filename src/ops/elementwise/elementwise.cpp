@@ -13,7 +13,8 @@ void add(const Tensor& a, const Tensor& b, const Tensor& y, Stream) {
     with_float(a, [&](const auto* from_a) {
       with_float(b, [&](const auto* from_b) {
         mutable_float(y, [&](auto* to) {
-          for (int64_t i = begin; i < end; ++i) round_to(to_float(from_a[i]) + to_float(from_b[i]), to + i);
+          for (int64_t i = begin; i < end; ++i)
+            round_to(to_float(from_a[i]) + to_float(from_b[i]), to + i);
         });
       });
     });

@@ -5,7 +5,8 @@
 
 namespace m3 {
 
-void add(const Tensor& a, const Tensor& b, const Tensor& y, Stream stream = {});  // y = a + b; y may alias a or b
-void cast(const Tensor& x, const Tensor& y, Stream stream = {});                   // y = x in y's type
+void add(const Tensor& a, const Tensor& b, const Tensor& y,
+         Stream stream = {});                                     // y = a + b; y may alias a or b
+void cast(const Tensor& x, const Tensor& y, Stream stream = {});  // y = x in y's type
 
 }  // namespace m3

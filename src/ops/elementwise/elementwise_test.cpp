@@ -17,7 +17,8 @@ TEST(Elementwise, add_rounds_the_fp32_sum_once) {
         for (DType yt : kTypes) {
           const Host a = random(at, {n}, 1), b = random(bt, {n}, 2), y(yt, {n}), want(yt, {n});
           add(a, b, y);
-          for (int64_t i = 0; i < n; ++i) set_value(want, i, static_cast<float>(a.at(i)) + static_cast<float>(b.at(i)));
+          for (int64_t i = 0; i < n; ++i)
+            set_value(want, i, static_cast<float>(a.at(i)) + static_cast<float>(b.at(i)));
           EXPECT_TRUE(testing::same_bits(y, want)) << n;
         }
       }

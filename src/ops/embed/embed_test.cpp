@@ -14,7 +14,8 @@ TEST(Embed, copies_the_rows_of_the_ids) {
   for (int64_t T : {0, 1, 129}) {
     for (DType tt : kTypes) {
       for (DType yt : kTypes) {
-        const Host table = random(tt, {50, 33}, 1), ids = testing::random_ints({T}, 2, 50), y(yt, {T, 33});
+        const Host table = random(tt, {50, 33}, 1), ids = testing::random_ints({T}, 2, 50),
+                   y(yt, {T, 33});
         embed(ids, table, y);
         for (int64_t t = 0; t < T; ++t) {
           const Host want = testing::copy_as(yt, (*table)[ids.ptr<int32_t>()[t]]);
@@ -51,9 +52,11 @@ TEST(Embed, an_id_outside_the_table_is_named) {
 TEST(EmbedBackward, adds_the_rows_of_every_token_that_is_not_skipped) {
   for (int64_t T : {0, 1, 129, 700}) {
     for (DType type : kTypes) {
-      const Host ids = testing::random_ints({T}, 2, 5), dy = random(type, {T, 33}, 1), skip(DType::kU8, {T});
+      const Host ids = testing::random_ints({T}, 2, 5), dy = random(type, {T, 33}, 1),
+                 skip(DType::kU8, {T});
       for (int64_t t = 0; t < T; t += 3) skip.ptr<uint8_t>()[t] = 1;
-      const Host dtable = random(DType::kF32, {6, 33}, 3), want = testing::copy_as(DType::kF64, dtable);
+      const Host dtable = random(DType::kF32, {6, 33}, 3),
+                 want = testing::copy_as(DType::kF64, dtable);
       embed_backward(ids, skip, dy, dtable);
       embed_backward_ref(ids, skip, dy, want);
       EXPECT_TRUE(testing::close(dtable, want, 1e-6)) << T;

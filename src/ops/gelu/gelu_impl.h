@@ -17,8 +17,9 @@ M3_SIMD_INLINE NormalTail normal_tail(Simd::Vec x) {
   const V::Vec magnitude = V::select(V::less(x, V::zero()), V::sub(V::zero(), x), x);
   const V::Vec t = V::set1(1.0f) / V::fma(magnitude, V::set1(0.336f * 0.70710678f), V::set1(1.0f));
   V::Vec poly = V::set1(0.0548053759f / 2);
-  constexpr float kRest[] = {-0.279110382f, 0.493373996f, -0.389748535f, 0.363145091f, 0.0169942814f,
-                             0.187164404f,  0.173753685f, 0.19007665f,   0.189545435f};
+  constexpr float kRest[] = {-0.279110382f, 0.493373996f,  -0.389748535f,
+                             0.363145091f,  0.0169942814f, 0.187164404f,
+                             0.173753685f,  0.19007665f,   0.189545435f};
   for (float c : kRest) poly = V::fma(poly, t, V::set1(c / 2));
   const V::Vec density = exp2_lanes(V::mul(V::mul(x, x), V::set1(-0.72134752f)));  // −log2(e) / 2
   return {V::mul(poly, t), density};
@@ -29,13 +30,17 @@ M3_SIMD_INLINE Simd::Vec normal_cdf(Simd::Vec x, const NormalTail& tail) {
   return Simd::select(Simd::less(x, Simd::zero()), below, Simd::sub(Simd::set1(1.0f), below));
 }
 
-M3_SIMD_INLINE Simd::Vec gelu_lanes(Simd::Vec x) { return Simd::mul(x, normal_cdf(x, normal_tail(x))); }
+M3_SIMD_INLINE Simd::Vec gelu_lanes(Simd::Vec x) {
+  return Simd::mul(x, normal_cdf(x, normal_tail(x)));
+}
 
-void gelu_range(const void* x_data, bool x_bf16, void* y_data, bool y_bf16, int64_t begin, int64_t end) {
+void gelu_range(const void* x_data, bool x_bf16, void* y_data, bool y_bf16, int64_t begin,
+                int64_t end) {
   with_elements(x_data, x_bf16, [&](const auto* x) {
     with_mutable_elements(y_data, y_bf16, [&](auto* y) {
       int64_t i = begin;
-      for (; i + Simd::kLanes <= end; i += Simd::kLanes) store_narrow(y + i, gelu_lanes(load_wide(x + i)));
+      for (; i + Simd::kLanes <= end; i += Simd::kLanes)
+        store_narrow(y + i, gelu_lanes(load_wide(x + i)));
       for (; i < end; ++i) {  // the same lanes, so that an element does not depend on its place
         float lanes[Simd::kLanes];
         Simd::store(lanes, gelu_lanes(Simd::set1(widen(x[i]))));

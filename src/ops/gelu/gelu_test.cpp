@@ -55,12 +55,15 @@ TEST(Gelu, extremes) {
 }
 
 TEST(GeluBackward, the_reference_is_the_gradient) {
-  const Host x = random(DType::kF64, {40}, 1, 2), dy = random(DType::kF64, {40}, 2), y(DType::kF64, {40}), dx(DType::kF64, {40});
+  const Host x = random(DType::kF64, {40}, 1, 2), dy = random(DType::kF64, {40}, 2),
+             y(DType::kF64, {40}), dx(DType::kF64, {40});
   gelu_backward_ref(x, dy, dx);
-  EXPECT_TRUE(testing::close(dx, testing::numeric_gradient(x, [&] {
-                               gelu_ref(x, y);
-                               return testing::dot(dy, y);
-                             }),
+  EXPECT_TRUE(testing::close(dx,
+                             testing::numeric_gradient(x,
+                                                       [&] {
+                                                         gelu_ref(x, y);
+                                                         return testing::dot(dy, y);
+                                                       }),
                              1e-8));
 }
 
@@ -69,7 +72,8 @@ TEST(GeluBackward, equals_the_reference_in_every_type_and_size) {
     for (int64_t n : {0, 1, 7, 127, 128, 129, 6000}) {
       for (DType xt : {DType::kF32, DType::kBF16}) {
         for (DType gt : {DType::kF32, DType::kBF16}) {
-          const Host x = random(xt, {n}, 1, 2), dy = random(gt, {n}, 2), dx(gt, {n}), want(DType::kF64, {n});
+          const Host x = random(xt, {n}, 1, 2), dy = random(gt, {n}, 2), dx(gt, {n}),
+                     want(DType::kF64, {n});
           gelu_backward(x, dy, dx);
           gelu_backward_ref(x, dy, want);
           ASSERT_TRUE(testing::close(dx, want, 1e-6 + testing::rounding(gt))) << n;

@@ -20,14 +20,16 @@ GemmType gemm_type(const char* name, const Tensor& t) {
 }
 
 void set_weight(GemmProblem& p, const Weight& w) {
-  M3_CHECK(w.defined() && w.values.rank() == 2, "W_NK must be [N, K], got {}", w.values.shape().str());
+  M3_CHECK(w.defined() && w.values.rank() == 2, "W_NK must be [N, K], got {}",
+           w.values.shape().str());
   check_on_cpu("W_NK", w.values);
   p.b = w.values.data();
   if (w.values.dtype() != DType::kE4M3) {
     p.b_type = gemm_type("W_NK", w.values);
     return;
   }
-  M3_CHECK(w.num_in() % kMxBlock == 0, "W_NK is e4m3 with K = {}, want a multiple of {}", w.num_in(), kMxBlock);
+  M3_CHECK(w.num_in() % kMxBlock == 0, "W_NK is e4m3 with K = {}, want a multiple of {}",
+           w.num_in(), kMxBlock);
   check_shape("scales of W_NK", w.scales, {w.num_out(), w.num_in() / kMxBlock});
   p.b_type = GemmType::kE4m3;
   p.b_scales = w.scales.ptr<uint8_t>();
@@ -39,8 +41,8 @@ void set_result(GemmProblem& p, const char* name, const Tensor& y, int64_t rows,
   p.c = y.data();
   p.c_type = gemm_type(name, y);
   p.accumulate = options.accumulate;
-  M3_CHECK(!options.accumulate || p.c_type == GemmType::kF32, "{} must be f32 to accumulate, got {}", name,
-           dtype_name(y.dtype()));
+  M3_CHECK(!options.accumulate || p.c_type == GemmType::kF32,
+           "{} must be f32 to accumulate, got {}", name, dtype_name(y.dtype()));
 }
 
 void run(std::span<const GemmProblem> problems, const GemmOptions& options) {
@@ -71,8 +73,8 @@ void column_sums(const Tensor& dy, const Tensor& db, bool accumulate) {
 
 }  // namespace
 
-GemmProblem gemm_problem(const Tensor& x_MK, const int32_t* x_rows, const Weight& w_NK, const Tensor& bias_N,
-                         const Tensor& y_MN, const GemmOptions& options) {
+GemmProblem gemm_problem(const Tensor& x_MK, const int32_t* x_rows, const Weight& w_NK,
+                         const Tensor& bias_N, const Tensor& y_MN, const GemmOptions& options) {
   GemmProblem p;
   M3_CHECK(x_MK.rank() == 2, "x_MK must be [M, K], got {}", x_MK.shape().str());
   p.a = x_MK.data();
@@ -93,8 +95,8 @@ GemmProblem gemm_problem(const Tensor& x_MK, const int32_t* x_rows, const Weight
   return p;
 }
 
-void gemm_shared_input(const Tensor& x_MK, std::span<const GemmOutput> outputs, const GemmOptions& options,
-                       Arena&, Stream) {
+void gemm_shared_input(const Tensor& x_MK, std::span<const GemmOutput> outputs,
+                       const GemmOptions& options, Arena&, Stream) {
   std::vector<GemmProblem> problems;
   problems.reserve(outputs.size());
   for (const GemmOutput& out : outputs) {
@@ -103,20 +105,21 @@ void gemm_shared_input(const Tensor& x_MK, std::span<const GemmOutput> outputs, 
   run(problems, options);
 }
 
-void gemm(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, const Tensor& y_MN, const GemmOptions& options,
-          Arena&, Stream) {
+void gemm(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, const Tensor& y_MN,
+          const GemmOptions& options, Arena&, Stream) {
   const GemmProblem problem = gemm_problem(x_MK, nullptr, w_NK, bias_N, y_MN, options);
   run({&problem, 1}, options);
 }
 
-void gemm_backward_x(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_MK, const GemmOptions& options,
-                     Arena&, Stream) {
+void gemm_backward_x(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_MK,
+                     const GemmOptions& options, Arena&, Stream) {
   GemmProblem p;
   set_weight(p, w_NK);
-  M3_CHECK(p.b_type != GemmType::kE4m3, "W_NK {} is e4m3: MXFP8 weights are for inference, train from bf16 or f32",
+  M3_CHECK(p.b_type != GemmType::kE4m3,
+           "W_NK {} is e4m3: MXFP8 weights are for inference, train from bf16 or f32",
            w_NK.values.shape().str());
-  M3_CHECK(dy_MN.rank() == 2 && dy_MN.dim(1) == w_NK.num_out(), "dy_MN is {} but W_NK is {}: N differs",
-           dy_MN.shape().str(), w_NK.values.shape().str());
+  M3_CHECK(dy_MN.rank() == 2 && dy_MN.dim(1) == w_NK.num_out(),
+           "dy_MN is {} but W_NK is {}: N differs", dy_MN.shape().str(), w_NK.values.shape().str());
   p.a = dy_MN.data();
   p.a_type = gemm_type("dy_MN", dy_MN);
   p.b_transposed = true;
@@ -127,8 +130,8 @@ void gemm_backward_x(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_M
   run({&p, 1}, options);
 }
 
-void gemm_backward_w(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK, const Tensor& db_N,
-                     const GemmOptions& options, Arena&, Stream) {
+void gemm_backward_w(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK,
+                     const Tensor& db_N, const GemmOptions& options, Arena&, Stream) {
   M3_CHECK(dy_MN.rank() == 2 && x_MK.rank() == 2 && dy_MN.dim(0) == x_MK.dim(0),
            "dy_MN is {} but x_MK is {}: M differs", dy_MN.shape().str(), x_MK.shape().str());
   M3_CHECK(dw_NK.dtype() == DType::kF32, "dW_NK must be f32, got {}", dtype_name(dw_NK.dtype()));
@@ -149,6 +152,8 @@ void gemm_backward_w(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_N
   column_sums(dy_MN, db_N, options.accumulate);
 }
 
-int64_t gemm_scratch_bytes(int64_t, int64_t, int64_t) { return 0; }  // the CPU packs on its threads' stacks
+int64_t gemm_scratch_bytes(int64_t, int64_t, int64_t) {
+  return 0;
+}  // the CPU packs on its threads' stacks
 
 }  // namespace m3

@@ -39,37 +39,41 @@ struct Weight {
 };
 
 struct GemmOptions {
-  bool batch_invariant = true;  // false: oneDNN may be used (training that need not be repeated to the bit)
-  bool accumulate = false;      // y += x Wᵀ; y must be f32
+  bool batch_invariant =
+      true;  // false: oneDNN may be used (training that need not be repeated to the bit)
+  bool accumulate = false;  // y += x Wᵀ; y must be f32
 };
 
 // Scratch: gemm_scratch_bytes. All shapes are checked; a mismatch throws and names both.
-void gemm(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, const Tensor& y_MN, const GemmOptions& options,
-          Arena& scratch, Stream stream = {});
+void gemm(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, const Tensor& y_MN,
+          const GemmOptions& options, Arena& scratch, Stream stream = {});
 
 struct GemmOutput {
   Weight w_NK;
   Tensor bias_N;  // may be absent
   Tensor y_MN;
 };
-void gemm_shared_input(const Tensor& x_MK, std::span<const GemmOutput> outputs, const GemmOptions& options,
-                       Arena& scratch, Stream stream = {});
+void gemm_shared_input(const Tensor& x_MK, std::span<const GemmOutput> outputs,
+                       const GemmOptions& options, Arena& scratch, Stream stream = {});
 
-void gemm_backward_x(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_MK, const GemmOptions& options,
-                     Arena& scratch, Stream stream = {});
+void gemm_backward_x(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_MK,
+                     const GemmOptions& options, Arena& scratch, Stream stream = {});
 
 // options.accumulate adds to dW_NK (and to db_N if it is given: the column sums of dy); both f32.
-void gemm_backward_w(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK, const Tensor& db_N,
-                     const GemmOptions& options, Arena& scratch, Stream stream = {});
+void gemm_backward_w(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK,
+                     const Tensor& db_N, const GemmOptions& options, Arena& scratch,
+                     Stream stream = {});
 
 // Upper bound for any of the calls above with these sizes.
 int64_t gemm_scratch_bytes(int64_t m, int64_t n, int64_t k);
 
 // The definition of right: plain loops, sums over k ascending in fp64. Same contract, no scratch.
-void gemm_ref(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, const Tensor& y_MN, bool accumulate);
-void gemm_backward_x_ref(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_MK, bool accumulate);
-void gemm_backward_w_ref(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK, const Tensor& db_N,
+void gemm_ref(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, const Tensor& y_MN,
+              bool accumulate);
+void gemm_backward_x_ref(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_MK,
                          bool accumulate);
+void gemm_backward_w_ref(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK,
+                         const Tensor& db_N, bool accumulate);
 
 // Widens a stored matrix to f32 (exact).
 void weight_to_f32(const Weight& w_NK, const Tensor& out_NK);

@@ -31,7 +31,8 @@ struct DotBf16 {
   // out[i][j] = src[j][first + i], of 16 bits each: interleave by 1, 2 and 4 elements.
   static void transpose(const uint16_t* const* src, int first, uint16_t* const* out) {
     __m128i r[8], t[8];
-    for (int j = 0; j < 8; ++j) r[j] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src[j] + first));
+    for (int j = 0; j < 8; ++j)
+      r[j] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src[j] + first));
     for (int j = 0; j < 4; ++j) {
       t[2 * j] = _mm_unpacklo_epi16(r[2 * j], r[2 * j + 1]);
       t[2 * j + 1] = _mm_unpackhi_epi16(r[2 * j], r[2 * j + 1]);
@@ -44,7 +45,8 @@ struct DotBf16 {
     }
     for (int j = 0; j < 4; ++j) {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out[2 * j]), _mm_unpacklo_epi64(r[j], r[j + 4]));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out[2 * j + 1]), _mm_unpackhi_epi64(r[j], r[j + 4]));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out[2 * j + 1]),
+                       _mm_unpackhi_epi64(r[j], r[j + 4]));
     }
   }
 

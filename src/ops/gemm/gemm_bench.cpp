@@ -28,17 +28,18 @@ void gemm_bf16_weights(benchmark::State& state) {
   int64_t turn = 0;
   for (auto _ : state) {
     const Tensor w_NK(weights.data() + turn++ % copies * n * k, DType::kBF16, {n, k});
-    gemm(Tensor(const_cast<float*>(x.data()), DType::kF32, {m, k}), w_NK, {}, Tensor(y.data(), DType::kF32, {m, n}), {},
-         scratch);
+    gemm(Tensor(const_cast<float*>(x.data()), DType::kF32, {m, k}), w_NK, {},
+         Tensor(y.data(), DType::kF32, {m, n}), {}, scratch);
   }
   state.counters["GFLOP/s"] =
       benchmark::Counter(2e-9 * m * n * k, benchmark::Counter::kIsIterationInvariantRate);
-  state.counters["weight GB/s"] = benchmark::Counter(2e-9 * n * k, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["weight GB/s"] =
+      benchmark::Counter(2e-9 * n * k, benchmark::Counter::kIsIterationInvariantRate);
 }
 BENCHMARK(gemm_bf16_weights)
-    ->ArgsProduct({{512}, {4096}, {1024}})   // q
-    ->ArgsProduct({{512}, {1024}, {4096}})   // o
-    ->ArgsProduct({{128}, {512}, {1024}})    // one expert of 512 tokens, top 4 of 16
+    ->ArgsProduct({{512}, {4096}, {1024}})  // q
+    ->ArgsProduct({{512}, {1024}, {4096}})  // o
+    ->ArgsProduct({{128}, {512}, {1024}})   // one expert of 512 tokens, top 4 of 16
     ->ArgsProduct({{128}, {1024}, {512}})
     ->ArgsProduct({{1, 2, 4, 8, 16, 64}, {4096}, {1024}})
     ->UseRealTime();
@@ -52,7 +53,8 @@ void gemm_f32_weights(benchmark::State& state) {
     gemm(Tensor(x.data(), DType::kF32, {m, k}), Tensor(w.data(), DType::kF32, {n, k}), {},
          Tensor(y.data(), DType::kF32, {m, n}), {.batch_invariant = state.range(3) != 0}, scratch);
   }
-  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * m * n * k, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(2e-9 * m * n * k, benchmark::Counter::kIsIterationInvariantRate);
 }
 BENCHMARK(gemm_f32_weights)
     ->ArgsProduct({{512}, {1024}, {1024}, {0, 1}})

@@ -19,7 +19,8 @@ struct GemmProblem {
   const int32_t* a_rows = nullptr;
   const int32_t* b_rows = nullptr;
   int64_t m = 0, n = 0, k = 0;
-  GemmType a_type = GemmType::kF32, b_type = GemmType::kF32, bias_type = GemmType::kF32, c_type = GemmType::kF32;
+  GemmType a_type = GemmType::kF32, b_type = GemmType::kF32, bias_type = GemmType::kF32,
+           c_type = GemmType::kF32;
   bool a_transposed = false, b_transposed = false;
   bool accumulate = false;  // c is f32
 };

@@ -19,8 +19,11 @@ memory::data_type data_type(GemmType type) {
 }
 
 bool suits(const GemmProblem& p) {
-  if (p.m < 64 || p.n == 0 || p.k == 0 || p.a_rows != nullptr || p.b_rows != nullptr || p.a_type != p.b_type) return false;
-  return p.a_type == GemmType::kF32 || (p.a_type == GemmType::kBf16 && cpu_isa() >= CpuIsa::kAvx512Bf16);
+  if (p.m < 64 || p.n == 0 || p.k == 0 || p.a_rows != nullptr || p.b_rows != nullptr ||
+      p.a_type != p.b_type)
+    return false;
+  return p.a_type == GemmType::kF32 ||
+         (p.a_type == GemmType::kBf16 && cpu_isa() >= CpuIsa::kAvx512Bf16);
 }
 
 // oneDNN multiplies [m, k] by [k, n]: our b is stored as its transpose.
@@ -49,7 +52,12 @@ dnnl::matmul cached_matmul(const GemmProblem& p, const Shapes& shapes) {
   static std::map<Key, dnnl::matmul> cache;
   constexpr size_t kMostShapes = 512;
   const bool has_bias = p.bias != nullptr;
-  const Key key = {p.m, p.n, p.k, p.a_type, p.c_type, p.bias_type,
+  const Key key = {p.m,
+                   p.n,
+                   p.k,
+                   p.a_type,
+                   p.c_type,
+                   p.bias_type,
                    p.a_transposed + 2 * p.b_transposed + 4 * p.accumulate + 8 * has_bias};
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = cache.find(key);
@@ -91,7 +99,9 @@ bool onednn_gemm(const GemmProblem& p) {
 
 namespace m3 {
 
-bool onednn_gemm(const GemmProblem&) { return false; }
+bool onednn_gemm(const GemmProblem&) {
+  return false;
+}
 
 }  // namespace m3
 

@@ -19,7 +19,8 @@ void put(const Tensor& y, int64_t at, double value, bool accumulate) {
 
 }  // namespace
 
-void gemm_ref(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, const Tensor& y_MN, bool accumulate) {
+void gemm_ref(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, const Tensor& y_MN,
+              bool accumulate) {
   const int64_t K = x_MK.dim(1), N = w_NK.num_out();
   for (int64_t m = 0; m < x_MK.dim(0); ++m) {
     for (int64_t n = 0; n < N; ++n) {
@@ -31,7 +32,8 @@ void gemm_ref(const Tensor& x_MK, const Weight& w_NK, const Tensor& bias_N, cons
   }
 }
 
-void gemm_backward_x_ref(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_MK, bool accumulate) {
+void gemm_backward_x_ref(const Tensor& dy_MN, const Weight& w_NK, const Tensor& dx_MK,
+                         bool accumulate) {
   const int64_t K = w_NK.num_in(), N = w_NK.num_out();
   for (int64_t m = 0; m < dy_MN.dim(0); ++m) {
     for (int64_t k = 0; k < K; ++k) {
@@ -42,8 +44,8 @@ void gemm_backward_x_ref(const Tensor& dy_MN, const Weight& w_NK, const Tensor& 
   }
 }
 
-void gemm_backward_w_ref(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK, const Tensor& db_N,
-                         bool accumulate) {
+void gemm_backward_w_ref(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK,
+                         const Tensor& db_N, bool accumulate) {
   const int64_t M = dy_MN.dim(0), N = dy_MN.dim(1), K = x_MK.dim(1);
   for (int64_t n = 0; n < N; ++n) {
     for (int64_t k = 0; k < K; ++k) {

@@ -15,27 +15,36 @@ struct Piece {
   int64_t m0, m1, n0, n1;
 };
 
-bool has_few_rows(const GemmProblem& p) { return p.m <= kGemmMaxRowsM && !p.a_transposed && !p.b_transposed; }
+bool has_few_rows(const GemmProblem& p) {
+  return p.m <= kGemmMaxRowsM && !p.a_transposed && !p.b_transposed;
+}
 
 const GemmKernel& kernel_for(const GemmProblem& p) {
   const CpuIsa isa = cpu_isa();
-  if (isa >= CpuIsa::kAvx512Bf16 && p.a_type == GemmType::kBf16 && p.b_type != GemmType::kF32) return kGemmAvx512Bf16;
+  if (isa >= CpuIsa::kAvx512Bf16 && p.a_type == GemmType::kBf16 && p.b_type != GemmType::kF32)
+    return kGemmAvx512Bf16;
   if (isa >= CpuIsa::kAvx512) return kGemmAvx512;
   return isa >= CpuIsa::kAvx2 ? kGemmAvx2 : kGemmPortable;
 }
 
 // Few rows: pieces of about 128 KB of weights, so that threads that finish early find more.
 void cut_rows(const GemmProblem& p, std::vector<Piece>& pieces) {
-  const int64_t row_bytes = p.k * (p.b_type == GemmType::kF32 ? 4 : p.b_type == GemmType::kBf16 ? 2 : 1);
-  const int64_t step = std::max<int64_t>(4, (int64_t{128} << 10) / std::max<int64_t>(row_bytes, 1) / 4 * 4);
-  for (int64_t n = 0; n < p.n; n += step) pieces.push_back({&p, true, 0, p.m, n, std::min(p.n, n + step)});
+  const int64_t row_bytes = p.k * (p.b_type == GemmType::kF32    ? 4
+                                   : p.b_type == GemmType::kBf16 ? 2
+                                                                 : 1);
+  const int64_t step =
+      std::max<int64_t>(4, (int64_t{128} << 10) / std::max<int64_t>(row_bytes, 1) / 4 * 4);
+  for (int64_t n = 0; n < p.n; n += step)
+    pieces.push_back({&p, true, 0, p.m, n, std::min(p.n, n + step)});
 }
 
 struct BlockSize {
   int64_t m = kGemmBlockM, n = kGemmBlockN;
 };
 
-int64_t pieces_of(int64_t size, int64_t step) { return (size + step - 1) / step; }
+int64_t pieces_of(int64_t size, int64_t step) {
+  return (size + step - 1) / step;
+}
 
 // The largest blocks that still give every thread about four pieces.
 BlockSize choose_block(std::span<const GemmProblem> problems) {

@@ -33,7 +33,9 @@ struct DotF32 {
   // kStep values from storage.
   static Reg from(const float* p) { return Simd::load(p); }
   static Reg from(const uint16_t* p) { return load_wide(p); }
-  static Reg from_e4m3(const uint8_t* p, float scale) { return Simd::mul(load_e4m3(p), Simd::set1(scale)); }
+  static Reg from_e4m3(const uint8_t* p, float scale) {
+    return Simd::mul(load_e4m3(p), Simd::set1(scale));
+  }
   static void store(float* p, Reg r) { Simd::store(p, r); }
 
   static float from_one(float x) { return x; }
@@ -54,7 +56,9 @@ const T* row_of(const void* base, int64_t row, int64_t row_elements) {
 }
 
 M3_SIMD_INLINE float e8m0(uint8_t byte) {
-  return float_of_bits(byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u /* 2^-127 */ : uint32_t{byte} << 23);
+  return float_of_bits(byte == 255 ? 0x7fc00000u
+                       : byte == 0 ? 0x00400000u /* 2^-127 */
+                                   : uint32_t{byte} << 23);
 }
 
 // Where one row goes: steps of D::kStep elements, `stride` apart.
@@ -75,7 +79,8 @@ Slot<D> slot_of(typename D::Elem* panels, int i, int rows, int tile, int64_t kp)
 
 template <class D>
 void pack_zeros(const Slot<D>& slot, int64_t kp) {
-  for (int64_t k = 0; k < kp; k += D::kStep) std::memset(slot.at(k), 0, D::kStep * sizeof(typename D::Elem));
+  for (int64_t k = 0; k < kp; k += D::kStep)
+    std::memset(slot.at(k), 0, D::kStep * sizeof(typename D::Elem));
 }
 
 // kc elements, then zeros up to a full step.
@@ -97,20 +102,24 @@ void pack_row_e4m3(const uint8_t* src, const uint8_t* scales, int64_t kc, const 
   typename D::Elem* out = slot.out;
   for (int64_t k = 0; k < kc; k += 32) {
     const float scale = e8m0(scales[k / 32]);
-    for (int i = 0; i < 32; i += D::kStep, out += slot.stride) D::store(out, D::from_e4m3(src + k + i, scale));
+    for (int i = 0; i < 32; i += D::kStep, out += slot.stride)
+      D::store(out, D::from_e4m3(src + k + i, scale));
   }
 }
 
 // Rows r0 .. r0 + count of the transpose of a matrix with `cols` columns (row r is its column r), kTranspose rows by as
 // many k at a time; `rows` picks stored rows.
 template <class D, class T>
-void pack_transposed(const void* base, int64_t cols, const int32_t* rows, int64_t r0, int count, int64_t k0, int kc,
-                     int kp, const Slot<D>* slots) {
+void pack_transposed(const void* base, int64_t cols, const int32_t* rows, int64_t r0, int count,
+                     int64_t k0, int kc, int kp, const Slot<D>* slots) {
   constexpr int kSide = D::kTranspose;
   if (kc < kp) {
-    for (int i = 0; i < count; ++i) std::memset(slots[i].at(kp - D::kStep), 0, D::kStep * sizeof(typename D::Elem));
+    for (int i = 0; i < count; ++i)
+      std::memset(slots[i].at(kp - D::kStep), 0, D::kStep * sizeof(typename D::Elem));
   }
-  const auto source = [&](int k) { return row_of<T>(base, rows ? rows[k0 + k] : k0 + k, cols) + r0; };
+  const auto source = [&](int k) {
+    return row_of<T>(base, rows ? rows[k0 + k] : k0 + k, cols) + r0;
+  };
   int k = 0;
   for (; k + kSide <= kc; k += kSide) {
     const T* src[kSide];
@@ -179,7 +188,8 @@ void pack_b(const GemmProblem& p, int64_t n0, int count, int64_t k0, int64_t kc,
   for (int i = 0; i < count; ++i) {
     const int64_t n = n0 + i;
     if (p.b_type == GemmType::kE4m3) {
-      pack_row_e4m3<D>(row_of<uint8_t>(p.b, n, p.k) + k0, p.b_scales + (n * p.k + k0) / 32, kc, slots[i]);
+      pack_row_e4m3<D>(row_of<uint8_t>(p.b, n, p.k) + k0, p.b_scales + (n * p.k + k0) / 32, kc,
+                       slots[i]);
     } else if (p.b_type == GemmType::kBf16) {
       pack_row<D>(row_of<uint16_t>(p.b, n, p.k) + k0, kc, slots[i]);
     } else if constexpr (D::kFromF32) {
@@ -193,13 +203,17 @@ template <class D>
 struct PanelA {
   const typename D::Elem* panel;
   template <int kRows>
-  typename D::Reg load(int step, int i) const { return D::load(panel + (step * kRows + i) * D::kStep); }
+  typename D::Reg load(int step, int i) const {
+    return D::load(panel + (step * kRows + i) * D::kStep);
+  }
 };
 template <class D, class T>
 struct RowsA {
   const T* row[D::kMr];
   template <int kRows>
-  typename D::Reg load(int step, int i) const { return D::from(row[i] + step * D::kStep); }
+  typename D::Reg load(int step, int i) const {
+    return D::from(row[i] + step * D::kStep);
+  }
 };
 template <class D>
 struct PanelB {
@@ -239,15 +253,21 @@ void micro_tile(const A& a, const B& b, int steps, float* acc, int64_t acc_strid
 template <class D, class A, class B>
 void micro_tile_any(int rows, const A& a, const B& b, int steps, float* acc, int64_t acc_stride) {
   switch (rows) {
-    case 1: return micro_tile<D, 1>(a, b, steps, acc, acc_stride);
-    case 2: return micro_tile<D, 2>(a, b, steps, acc, acc_stride);
-    case 3: return micro_tile<D, 3>(a, b, steps, acc, acc_stride);
+    case 1:
+      return micro_tile<D, 1>(a, b, steps, acc, acc_stride);
+    case 2:
+      return micro_tile<D, 2>(a, b, steps, acc, acc_stride);
+    case 3:
+      return micro_tile<D, 3>(a, b, steps, acc, acc_stride);
   }
   if constexpr (D::kMr > 3) {
     switch (rows) {
-      case 4: return micro_tile<D, 4>(a, b, steps, acc, acc_stride);
-      case 5: return micro_tile<D, 5>(a, b, steps, acc, acc_stride);
-      case 6: return micro_tile<D, 6>(a, b, steps, acc, acc_stride);
+      case 4:
+        return micro_tile<D, 4>(a, b, steps, acc, acc_stride);
+      case 5:
+        return micro_tile<D, 5>(a, b, steps, acc, acc_stride);
+      case 6:
+        return micro_tile<D, 6>(a, b, steps, acc, acc_stride);
     }
   }
 }
@@ -277,7 +297,9 @@ void store_row(const GemmProblem& p, int64_t m, int64_t n0, int count, float* ac
 }
 
 template <class D>
-constexpr int64_t padded(int64_t kc) { return (kc + D::kStep - 1) / D::kStep * D::kStep; }
+constexpr int64_t padded(int64_t kc) {
+  return (kc + D::kStep - 1) / D::kStep * D::kStep;
+}
 
 template <class D>
 void gemm_block(const GemmProblem& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
@@ -297,8 +319,8 @@ void gemm_block(const GemmProblem& p, int64_t m0, int64_t m1, int64_t n0, int64_
       for (int i = 0; i < rows; i += D::kMr) {
         const int tile_rows = rows - i < D::kMr ? rows - i : D::kMr;
         for (int j = 0; j < panel_cols; j += 4) {
-          micro_tile_any<D>(tile_rows, PanelA<D>{x_panels + i * kp}, PanelB<D>{w_panels + j * kp}, kp / D::kStep,
-                            acc + i * kGemmBlockN + j0 + j, kGemmBlockN);
+          micro_tile_any<D>(tile_rows, PanelA<D>{x_panels + i * kp}, PanelB<D>{w_panels + j * kp},
+                            kp / D::kStep, acc + i * kGemmBlockN + j0 + j, kGemmBlockN);
         }
       }
     }
@@ -312,7 +334,8 @@ void rows_tiles(const GemmProblem& p, int64_t k0, int steps, const B& b, float* 
   for (int64_t i = 0; i < p.m; i += D::kMr) {
     const int rows = static_cast<int>(p.m - i < D::kMr ? p.m - i : D::kMr);
     RowsA<D, T> a;
-    for (int r = 0; r < rows; ++r) a.row[r] = row_of<T>(p.a, p.a_rows ? p.a_rows[i + r] : i + r, p.k) + k0;
+    for (int r = 0; r < rows; ++r)
+      a.row[r] = row_of<T>(p.a, p.a_rows ? p.a_rows[i + r] : i + r, p.k) + k0;
     micro_tile_any<D>(rows, a, b, steps, acc + i * 4, 4);
   }
 }
@@ -322,7 +345,8 @@ template <class D, class B>
 void packed_tiles(int64_t m, const typename D::Elem* panels, int64_t kp, const B& b, float* acc) {
   for (int64_t i = 0; i < m; i += D::kMr) {
     const int rows = static_cast<int>(m - i < D::kMr ? m - i : D::kMr);
-    micro_tile_any<D>(rows, PanelA<D>{panels + i * kp}, b, static_cast<int>(kp / D::kStep), acc + i * 4, 4);
+    micro_tile_any<D>(rows, PanelA<D>{panels + i * kp}, b, static_cast<int>(kp / D::kStep),
+                      acc + i * 4, 4);
   }
 }
 

@@ -22,7 +22,8 @@ constexpr int kIndexDecodeMaxColumns = 64;  // groups x query tokens of one sequ
 
 struct IndexDecodeParams {
   const void* qi_TRX = nullptr;           // bf16, contiguous
-  const void* x_PBX = nullptr;            // bf16 pages
+  const void* x_PBX = nullptr;            // bf16 pages; of index_decode_scores8: int8 codes
+  const float* scale_P = nullptr;         // index_decode_scores8 only: value = scale x code
   const int32_t* cu_q = nullptr;          // [num_seqs + 1]
   const int32_t* seq_lens = nullptr;      // [num_seqs]
   const int32_t* page_table = nullptr;    // [num_seqs, page_stride]
@@ -31,6 +32,7 @@ struct IndexDecodeParams {
   int groups = 0;
   int topk = 0;
   bool score_all = false;                 // also rows that see at most K blocks (for sel_scores)
+  const int32_t* wanted_N = nullptr;      // sequences with 0 here are not scored; absent: all are
   float* scores_TRM = nullptr;
   int64_t score_stride = 0;
 };
@@ -46,11 +48,12 @@ struct IndexChooseParams {
   int64_t num_queries = 0;
   int32_t* ids_RTK = nullptr;
   float* sel_scores_RTK = nullptr;        // absent, or wants score_all above
+  const int32_t* wanted_N = nullptr;      // rows of sequences with 0 here stay as they are; absent: none do
 };
 
 // Launch choices; the defaults are the measured best (docs/lab/decode.md).
 struct IndexDecodeTuning {
-  int stages = 3;            // pages of 32 KB in flight per CTA
+  int stages = 3;            // pages in flight per CTA
   int ctas = 0;              // 0: one per SM
   bool dependent = false;    // programmatic dependent launch on the kernel before
 };

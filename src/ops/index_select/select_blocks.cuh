@@ -1,6 +1,6 @@
 // Exact top-k of one row's block scores by one CTA (msa.md §3: score descending, then lower block id).
 //
-// A threshold cuts the row down first. The scores are dealt to 32 groups; the kth largest of the group
+// A threshold cuts the row down first. The scores are dealt to 32 (or 128) groups; the kth largest of the group
 // maxima is a lower bound of the kth largest score, and few scores lie above it: about 20 of 1,000 or
 // 8,000 random ones for k = 15. Those are ranked by counting on 64-bit keys (score, ~block), all
 // distinct, so ties need no special case. Rows with many equal or crowded scores leave more candidates;
@@ -17,18 +17,26 @@
 namespace m3 {
 
 constexpr int kSelectThreads = 256;
-constexpr int kSelectGroups = 32;
-constexpr int kSelectMaxTopk = 32;     // own block included: at most 31 history blocks are searched
+constexpr int kSelectMaxTopk = 32;      // own block included
 constexpr int kSelectMaxBlocks = 8192;  // 2^20 tokens
 
-// Shared memory for the rare rows with more than kSelectThreads candidates: two lists.
-constexpr int64_t select_scratch_bytes(int64_t max_blocks, int topk) {
-  return 8 * (max_blocks + 2 + (max_blocks + kSelectGroups - 1) / kSelectGroups * (topk - 1));
+// kGroups maxima give the threshold for up to kGroups blocks, tight for up to half as many.
+constexpr int select_groups(int most) { return most < 32 ? 32 : 128; }
+
+// Shared memory for the rare rows with more than kSelectThreads candidates: two lists, the second of
+// what a cut leaves.
+constexpr int64_t select_scratch_bytes(int64_t max_blocks, int wanted) {
+  const int groups = select_groups(wanted);
+  return 8 * (max_blocks + 2 + (max_blocks + groups - 1) / groups * wanted);
 }
 
+// kMost: the largest `wanted`, a multiple of 4.
+template <int kMost>
 struct alignas(16) SelectShared {
   uint64_t keys[kSelectThreads];  // the threads' best, and once these are read, the candidates
-  int32_t chosen[kSelectMaxTopk];
+  int32_t chosen[kMost];
+  uint64_t cut;
+  uint32_t threshold;
   int count;
 };
 
@@ -47,39 +55,62 @@ __device__ __forceinline__ int block_of_key(uint64_t key) {
   return static_cast<int>(0xffffffffu - static_cast<uint32_t>(key));
 }
 
-// The kth largest of the 32 lanes' values, or 0 if fewer than k are not 0. Same result in all lanes.
-__device__ __forceinline__ uint32_t kth_largest_u32(uint32_t own, int k) {
-  int larger = 0;
+// The kth largest of the 32 lanes' kPerLane values each, or 0 if fewer than k are not 0. k is at most
+// 32 kPerLane; the same result in all lanes.
+template <int kPerLane>
+__device__ __forceinline__ uint32_t kth_largest(const uint32_t (&own)[kPerLane], int k) {
+  int larger[kPerLane] = {};
 #pragma unroll
-  for (int lane = 0; lane < 32; ++lane) larger += __shfl_sync(0xffffffffu, own, lane) > own ? 1 : 0;
-  return __reduce_min_sync(0xffffffffu, larger < k ? own : 0xffffffffu);
-}
-__device__ __forceinline__ uint64_t kth_largest_u64(uint64_t own, int k) {
-  const uint32_t high = kth_largest_u32(static_cast<uint32_t>(own >> 32), k);
-  const int above = __popc(__ballot_sync(0xffffffffu, static_cast<uint32_t>(own >> 32) > high));
-  const uint32_t low = static_cast<uint32_t>(own >> 32) == high ? static_cast<uint32_t>(own) : 0;
-  return (uint64_t{high} << 32) | kth_largest_u32(low, k - above);
+  for (int lane = 0; lane < 32; ++lane) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const uint32_t other = __shfl_sync(0xffffffffu, own[i], lane);
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) larger[j] += other > own[j] ? 1 : 0;
+    }
+  }
+  uint32_t least = 0xffffffffu;
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) least = larger[j] < k ? min(least, own[j]) : least;
+  return __reduce_min_sync(0xffffffffu, least);
 }
 
 // One of the rounds for rows with crowded scores: keeps the keys of `list` at or above the kth largest
-// of the group maxima. Returns how many.
-template <typename Sync>
-__device__ __noinline__ int select_cut(const uint64_t* list, int count, uint64_t* kept, int wanted,
-                                       SelectShared& shared, int thread, Sync sync) {
+// of the maxima of 32 kPerLane groups. Returns how many: less than before.
+template <int kPerLane, typename Shared, typename Sync>
+__device__ __forceinline__ int select_cut(const uint64_t* list, int count, uint64_t* kept, int wanted, Shared& shared,
+                                          int thread, Sync sync) {
   uint64_t best = 0;
   for (int i = thread; i < count; i += kSelectThreads) best = list[i] > best ? list[i] : best;
   shared.keys[thread] = best;
   sync();
   if (thread == 0) shared.count = 0;
-  uint64_t group = 0;
-  for (int w = 0; w < kSelectThreads / 32; ++w) {
-    const uint64_t other = shared.keys[32 * w + thread % 32];
-    group = other > group ? other : group;
+  if (thread < 32) {
+    uint64_t group[kPerLane];
+    uint32_t part[kPerLane];
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      group[j] = 0;
+      for (int w = j; w < kSelectThreads / 32; w += kPerLane) {
+        const uint64_t other = shared.keys[32 * w + thread];
+        group[j] = other > group[j] ? other : group[j];
+      }
+      part[j] = static_cast<uint32_t>(group[j] >> 32);
+    }
+    // The score of the kth, then its lower half among the equal scores.
+    const uint32_t high = kth_largest<kPerLane>(part, wanted);
+    int above = 0;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      above += __popc(__ballot_sync(0xffffffffu, part[j] > high));
+      part[j] = part[j] == high ? static_cast<uint32_t>(group[j]) : 0;
+    }
+    const uint32_t low = kth_largest<kPerLane>(part, wanted - above);
+    if (thread == 0) shared.cut = (uint64_t{high} << 32) | low;
   }
-  const uint64_t threshold = kth_largest_u64(group, wanted);
   sync();
   for (int i = thread; i < count; i += kSelectThreads) {
-    if (list[i] >= threshold) kept[atomicAdd(&shared.count, 1)] = list[i];
+    if (list[i] >= shared.cut) kept[atomicAdd(&shared.count, 1)] = list[i];
   }
   sync();
   return shared.count;
@@ -89,13 +120,14 @@ __device__ __noinline__ int select_cut(const uint64_t* list, int count, uint64_t
 // aligned, written by an earlier kernel). For each of the best `wanted` one thread calls
 // emit(place, block, fetched): place is its position among the ids in ascending order, fetched what
 // fetch(block), called earlier and for some other blocks too, returned. Meanwhile another warp calls
-// hint(block) for the same candidates. 1 <= wanted <= 31, wanted <= history <= kSelectMaxBlocks. `sync`
-// is a barrier of the 256 threads; what emit writes is seen after the next one. Returns whether
+// hint(block) for the same candidates. 1 <= wanted <= kMost, wanted <= history <= kSelectMaxBlocks.
+// `sync` is a barrier of the 256 threads; what emit writes is seen after the next one. Returns whether
 // `scratch` was written.
-template <typename Sync, typename Fetch, typename Hint, typename Emit>
+template <int kMost, typename Sync, typename Fetch, typename Hint, typename Emit>
 __device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, int history, int wanted,
-                                              uint8_t* scratch, SelectShared& shared, int thread, Sync sync,
+                                              uint8_t* scratch, SelectShared<kMost>& shared, int thread, Sync sync,
                                               Fetch fetch, Hint hint, Emit emit) {
+  constexpr int kPerLane = select_groups(kMost - 1) / 32;
   constexpr int kVectors = kSelectMaxBlocks / 4 / kSelectThreads;
   const int lane = thread % 32;
   uint32_t* thread_max = reinterpret_cast<uint32_t*>(shared.keys);
@@ -117,7 +149,7 @@ __device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, 
       }
     }
   }
-  if (thread < kSelectMaxTopk) shared.chosen[thread] = INT_MAX;
+  if (thread < kMost) shared.chosen[thread] = INT_MAX;
   if (thread == 0) shared.count = 0;
   float top = -INFINITY;
 #pragma unroll
@@ -129,11 +161,20 @@ __device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, 
   thread_max[thread] = best;
   sync();
 
-  // 2. Candidates: scores at or above the threshold.
-  uint32_t group = 0;
+  // 2. Candidates: scores at or above the threshold. One warp finds it; eight would wait for one another.
+  if (thread < 32) {
+    uint32_t group[kPerLane];
 #pragma unroll
-  for (int w = 0; w < kSelectThreads / 32; ++w) group = max(group, thread_max[32 * w + lane]);
-  const uint32_t threshold = kth_largest_u32(group, wanted);
+    for (int j = 0; j < kPerLane; ++j) {
+      group[j] = 0;
+#pragma unroll
+      for (int w = j; w < kSelectThreads / 32; w += kPerLane) group[j] = max(group[j], thread_max[32 * w + lane]);
+    }
+    const uint32_t kth = kth_largest<kPerLane>(group, wanted);
+    if (thread == 0) shared.threshold = kth;
+  }
+  sync();
+  const uint32_t threshold = shared.threshold;
   const float low = threshold == 0 ? -INFINITY : score_of_bits(threshold);
   const bool some = best >= threshold && best != 0;
   int at = 0;
@@ -168,7 +209,7 @@ __device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, 
   if (crowded) {
     uint64_t* next_list = list + ((history + 1) & ~1);
     while (count > kSelectThreads) {
-      count = select_cut(list, count, next_list, wanted, shared, thread, sync);
+      count = select_cut<kPerLane>(list, count, next_list, wanted, shared, thread, sync);
       uint64_t* swap = list;
       list = next_list;
       next_list = swap;
@@ -192,7 +233,7 @@ __device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, 
   if (candidate && rank < wanted) {
     int place = 0;
 #pragma unroll
-    for (int i = 0; i < kSelectMaxTopk; i += 4) {
+    for (int i = 0; i < kMost; i += 4) {
       const int4 four = *reinterpret_cast<const int4*>(&shared.chosen[i]);
       place += (four.x < block ? 1 : 0) + (four.y < block ? 1 : 0) + (four.z < block ? 1 : 0) + (four.w < block ? 1 : 0);
     }

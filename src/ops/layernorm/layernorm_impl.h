@@ -84,14 +84,16 @@ GradientSums gradient_sums(const X* x, const W* w, const DY* dy, float mean, int
 }
 
 template <class X, class W, class DY, class DX>
-void layernorm_backward_row(const X* x, const W* w, const DY* dy, int64_t n, float eps, DX* dx, bool accumulate,
-                            float* dw, float* db) {
+void layernorm_backward_row(const X* x, const W* w, const DY* dy, int64_t n, float eps, DX* dx,
+                            bool accumulate, float* dw, float* db) {
   using Vec = Simd::Vec;
   const float mean = row_mean(x, n), r = 1.0f / std::sqrt(row_variance(x, mean, n) + eps);
   const GradientSums sums = gradient_sums(x, w, dy, mean, n);
-  const float plain = sums.plain / static_cast<float>(n), along = r * r * (sums.centred / static_cast<float>(n));
+  const float plain = sums.plain / static_cast<float>(n),
+              along = r * r * (sums.centred / static_cast<float>(n));
   // dx = r · (dy · w − plain − (x − mean) · along)
-  const Vec means = Simd::set1(mean), rs = Simd::set1(r), plains = Simd::set1(plain), alongs = Simd::set1(along);
+  const Vec means = Simd::set1(mean), rs = Simd::set1(r), plains = Simd::set1(plain),
+            alongs = Simd::set1(along);
   int64_t i = 0;
   for (; i + Simd::kLanes <= n; i += Simd::kLanes) {
     const Vec v = Simd::sub(load_wide(x + i), means), d = load_wide(dy + i);
@@ -112,15 +114,16 @@ void layernorm_backward_row(const X* x, const W* w, const DY* dy, int64_t n, flo
   }
 }
 
-void layernorm_backward_rows(const LayernormBackwardParams& p, int64_t row_begin, int64_t row_end, float* dw,
-                             float* db) {
+void layernorm_backward_rows(const LayernormBackwardParams& p, int64_t row_begin, int64_t row_end,
+                             float* dw, float* db) {
   const int64_t n = p.hidden;
   with_elements(p.x, p.x_bf16, [&](const auto* x) {
     with_elements(p.w, p.w_bf16, [&](const auto* w) {
       with_elements(p.dy, p.dy_bf16, [&](const auto* dy) {
         with_mutable_elements(p.dx, p.dx_bf16, [&](auto* dx) {
           for (int64_t row = row_begin; row < row_end; ++row) {
-            layernorm_backward_row(x + row * n, w, dy + row * n, n, p.eps, dx + row * n, p.accumulate_dx, dw, db);
+            layernorm_backward_row(x + row * n, w, dy + row * n, n, p.eps, dx + row * n,
+                                   p.accumulate_dx, dw, db);
           }
         });
       });

@@ -24,9 +24,9 @@ struct LayernormBackwardParams {
 };
 
 // dw_C and db_C += the rows' share.
-void layernorm_backward_portable(const LayernormBackwardParams& params, int64_t row_begin, int64_t row_end, float* dw_C,
-                                 float* db_C);
-void layernorm_backward_avx2(const LayernormBackwardParams& params, int64_t row_begin, int64_t row_end, float* dw_C,
-                             float* db_C);
+void layernorm_backward_portable(const LayernormBackwardParams& params, int64_t row_begin,
+                                 int64_t row_end, float* dw_C, float* db_C);
+void layernorm_backward_avx2(const LayernormBackwardParams& params, int64_t row_begin,
+                             int64_t row_end, float* dw_C, float* db_C);
 
 }  // namespace m3

@@ -6,8 +6,8 @@ void layernorm_portable(const LayernormParams& params, int64_t row_begin, int64_
   layernorm_rows(params, row_begin, row_end);
 }
 
-void layernorm_backward_portable(const LayernormBackwardParams& params, int64_t row_begin, int64_t row_end, float* dw_C,
-                                 float* db_C) {
+void layernorm_backward_portable(const LayernormBackwardParams& params, int64_t row_begin,
+                                 int64_t row_end, float* dw_C, float* db_C) {
   layernorm_backward_rows(params, row_begin, row_end, dw_C, db_C);
 }
 

@@ -31,8 +31,8 @@ Kernels kernels() {
 
 // Row n of dz: factor · (softmax · (1 + 2 ζ logZ) − onehot).
 template <class T>
-void put_gradient(const Kernels& run, const float* z, int64_t num_ids, int64_t vocab, int32_t target, double logz,
-                  const LinearCrossEntropy& config, T* dz) {
+void put_gradient(const Kernels& run, const float* z, int64_t num_ids, int64_t vocab,
+                  int32_t target, double logz, const LinearCrossEntropy& config, T* dz) {
   const float scale = config.factor * static_cast<float>(1 + 2 * config.z_weight * logz);
   // The target's element before z is overwritten: p − 1 would lose the small gradient of a sure prediction twice.
   const float p = static_cast<float>(std::exp(double{z[target]} - logz));
@@ -44,13 +44,15 @@ void put_gradient(const Kernels& run, const float* z, int64_t num_ids, int64_t v
 }  // namespace
 
 void linear_cross_entropy(const Tensor& h_NC, const Tensor& w_VC, const Tensor& targets_N,
-                          const LinearCrossEntropy& config, const Tensor& loss_N, const Tensor& logz_N,
-                          const Tensor& dh_NC, const Tensor& dw_VC, Arena& scratch, Stream) {
-  M3_CHECK(h_NC.rank() == 2 && w_VC.rank() == 2, "h_NC and w_VC must have two axes, got {} and {}", h_NC.shape().str(),
-           w_VC.shape().str());
+                          const LinearCrossEntropy& config, const Tensor& loss_N,
+                          const Tensor& logz_N, const Tensor& dh_NC, const Tensor& dw_VC,
+                          Arena& scratch, Stream) {
+  M3_CHECK(h_NC.rank() == 2 && w_VC.rank() == 2, "h_NC and w_VC must have two axes, got {} and {}",
+           h_NC.shape().str(), w_VC.shape().str());
   const int64_t N = h_NC.dim(0), V = w_VC.dim(0), num_ids = config.num_ids > 0 ? config.num_ids : V;
   M3_CHECK(num_ids <= V, "num_ids is {}, the head has {} rows", num_ids, V);
-  for (auto [name, tensor] : {std::pair<const char*, const Tensor*>{"targets_N", &targets_N}, {"loss_N", &loss_N},
+  for (auto [name, tensor] : {std::pair<const char*, const Tensor*>{"targets_N", &targets_N},
+                              {"loss_N", &loss_N},
                               {"logz_N", &logz_N}}) {
     check_shape(name, *tensor, {N});
   }
@@ -59,19 +61,22 @@ void linear_cross_entropy(const Tensor& h_NC, const Tensor& w_VC, const Tensor& 
   if (backward) check_float("dh_NC", dh_NC, h_NC.shape());
   const int32_t* targets = targets_N.ptr<int32_t>();
   for (int64_t n = 0; n < N; ++n) {
-    M3_CHECK(0 <= targets[n] && targets[n] < num_ids, "targets_N[{}] is {}, want 0 to {}", n, targets[n], num_ids - 1);
+    M3_CHECK(0 <= targets[n] && targets[n] < num_ids, "targets_N[{}] is {}, want 0 to {}", n,
+             targets[n], num_ids - 1);
   }
 
   const ArenaScope scope(scratch);
   const int64_t rows = chunk_rows(N, V);
   const Tensor logits = scratch.alloc("logits of a chunk", DType::kF32, {rows, V});
   const bool bf16_gradient = is_bf16(h_NC) && is_bf16(w_VC);
-  const Tensor gradient =
-      backward && bf16_gradient ? scratch.alloc("logit gradients of a chunk", DType::kBF16, {rows, V}) : logits;
+  const Tensor gradient = backward && bf16_gradient
+                              ? scratch.alloc("logit gradients of a chunk", DType::kBF16, {rows, V})
+                              : logits;
   const Kernels run = kernels();
   for (int64_t first = 0; first < N; first += rows) {
     const int64_t count = std::min(rows, N - first);
-    const Tensor h = h_NC.rows(first, first + count), z = logits.rows(0, count), dz = gradient.rows(0, count);
+    const Tensor h = h_NC.rows(first, first + count), z = logits.rows(0, count),
+                 dz = gradient.rows(0, count);
     gemm(h, w_VC, {}, z, {}, scratch);
     parallel_rows(count, 8 * V, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {

@@ -18,19 +18,21 @@
 namespace m3 {
 
 struct LinearCrossEntropy {
-  int64_t num_ids = 0;    // ids from here on have no token: left out of the softmax; 0: all V have one
+  int64_t num_ids =
+      0;  // ids from here on have no token: left out of the softmax; 0: all V have one
   float z_weight = 0.0f;  // zeta of training.md §3
   float factor = 1.0f;
 };
 
 void linear_cross_entropy(const Tensor& h_NC, const Tensor& w_VC, const Tensor& targets_N,
-                          const LinearCrossEntropy& config, const Tensor& loss_N, const Tensor& logz_N,
-                          const Tensor& dh_NC, const Tensor& dw_VC, Arena& scratch, Stream stream = {});
+                          const LinearCrossEntropy& config, const Tensor& loss_N,
+                          const Tensor& logz_N, const Tensor& dh_NC, const Tensor& dw_VC,
+                          Arena& scratch, Stream stream = {});
 
 int64_t linear_cross_entropy_scratch_bytes(int64_t num_rows, int64_t vocab);
 
 void linear_cross_entropy_ref(const Tensor& h_NC, const Tensor& w_VC, const Tensor& targets_N,
-                              const LinearCrossEntropy& config, const Tensor& loss_N, const Tensor& logz_N,
-                              const Tensor& dh_NC, const Tensor& dw_VC);
+                              const LinearCrossEntropy& config, const Tensor& loss_N,
+                              const Tensor& logz_N, const Tensor& dh_NC, const Tensor& dw_VC);
 
 }  // namespace m3

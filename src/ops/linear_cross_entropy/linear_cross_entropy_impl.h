@@ -9,7 +9,9 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f;
 
-M3_SIMD_INLINE Simd::Vec exp_lanes(Simd::Vec x) { return exp2_lanes(Simd::mul(x, Simd::set1(kLog2E))); }
+M3_SIMD_INLINE Simd::Vec exp_lanes(Simd::Vec x) {
+  return exp2_lanes(Simd::mul(x, Simd::set1(kLog2E)));
+}
 M3_SIMD_INLINE float exp_one(float x) {
   float lanes[Simd::kLanes];
   Simd::store(lanes, exp_lanes(Simd::set1(x)));

@@ -7,8 +7,8 @@
 namespace m3 {
 
 void linear_cross_entropy_ref(const Tensor& h_NC, const Tensor& w_VC, const Tensor& targets_N,
-                              const LinearCrossEntropy& config, const Tensor& loss_N, const Tensor& logz_N,
-                              const Tensor& dh_NC, const Tensor& dw_VC) {
+                              const LinearCrossEntropy& config, const Tensor& loss_N,
+                              const Tensor& logz_N, const Tensor& dh_NC, const Tensor& dw_VC) {
   const int64_t C = h_NC.dim(1), V = config.num_ids > 0 ? config.num_ids : w_VC.dim(0);
   for (int64_t n = 0; n < h_NC.dim(0); ++n) {
     std::vector<double> z(V), dh(C);

@@ -13,8 +13,8 @@ namespace m3 {
 namespace {
 
 // In place where the type allows: the rows are not needed afterwards.
-Tensor activation(const Tensor& gate, const Tensor& up, const MoeExperts& experts, DType type, bool keep_gate,
-                  Arena& scratch) {
+Tensor activation(const Tensor& gate, const Tensor& up, const MoeExperts& experts, DType type,
+                  bool keep_gate, Arena& scratch) {
   const bool in_place = type == DType::kF32 && !keep_gate;
   const Tensor act = in_place ? gate : scratch.alloc("expert activation", type, gate.shape());
   swiglu_oai(gate, up, experts.swiglu, act);
@@ -22,8 +22,8 @@ Tensor activation(const Tensor& gate, const Tensor& up, const MoeExperts& expert
 }
 
 // y_t = scale · Σ_j weight[t, j] · out[row(t, j)] + shared_t, in fp32.
-void combine(const MoeShape& shape, const Tensor& weights_TK, float scale, const Tensor& routed, const Tensor& shared,
-             const Tensor& y_TC) {
+void combine(const MoeShape& shape, const Tensor& weights_TK, float scale, const Tensor& routed,
+             const Tensor& shared, const Tensor& y_TC) {
   const int64_t C = shape.C, K = shape.K;
   const float* weights = K > 0 ? weights_TK.ptr<float>() : nullptr;
   const float* from = K > 0 ? routed.ptr<float>() : nullptr;
@@ -49,8 +49,9 @@ void combine(const MoeShape& shape, const Tensor& weights_TK, float scale, const
 
 }  // namespace
 
-void moe_experts_saving(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK, const MoeExperts& experts,
-                        const Tensor& y_TC, const MoeSaved& saved, Arena& scratch, Stream) {
+void moe_experts_saving(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK,
+                        const MoeExperts& experts, const Tensor& y_TC, const MoeSaved& saved,
+                        Arena& scratch, Stream) {
   const MoeShape shape = moe_shape(h_TC, ids_TK, weights_TK, experts);
   check_float("y_TC", y_TC, h_TC.shape());
   const ArenaScope scope(scratch);
@@ -60,16 +61,19 @@ void moe_experts_saving(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& 
   std::vector<GemmProblem> down;
   Tensor routed_out, shared_out;
   if (shape.E > 0) {
-    const Tensor act = activation(rows.routed_gate, rows.routed_up, experts, h_TC.dtype(), saved.routed_gate.defined(), scratch);
+    const Tensor act = activation(rows.routed_gate, rows.routed_up, experts, h_TC.dtype(),
+                                  saved.routed_gate.defined(), scratch);
     routed_out = scratch.alloc("expert output", DType::kF32, {shape.slots(), shape.C});
     for (int64_t e = 0; e < shape.E; ++e) {
       const int64_t begin = shape.groups.begin[e], end = shape.groups.begin[e + 1];
       if (begin == end) continue;
-      down.push_back(gemm_problem(act.rows(begin, end), nullptr, experts.routed[e].down_CF, {}, routed_out.rows(begin, end)));
+      down.push_back(gemm_problem(act.rows(begin, end), nullptr, experts.routed[e].down_CF, {},
+                                  routed_out.rows(begin, end)));
     }
   }
   if (experts.shared != nullptr) {
-    const Tensor act = activation(rows.shared_gate, rows.shared_up, experts, h_TC.dtype(), saved.shared_gate.defined(), scratch);
+    const Tensor act = activation(rows.shared_gate, rows.shared_up, experts, h_TC.dtype(),
+                                  saved.shared_gate.defined(), scratch);
     shared_out = scratch.alloc("shared expert output", DType::kF32, {shape.T, shape.C});
     down.push_back(gemm_problem(act, nullptr, experts.shared->down_CF, {}, shared_out));
   }
@@ -77,13 +81,13 @@ void moe_experts_saving(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& 
   combine(shape, weights_TK, experts.routed_scale, routed_out, shared_out, y_TC);
 }
 
-void moe_experts(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK, const MoeExperts& experts,
-                 const Tensor& y_TC, Arena& scratch, Stream stream) {
+void moe_experts(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK,
+                 const MoeExperts& experts, const Tensor& y_TC, Arena& scratch, Stream stream) {
   moe_experts_saving(h_TC, ids_TK, weights_TK, experts, y_TC, {}, scratch, stream);
 }
 
-int64_t moe_experts_scratch_bytes(int64_t num_tokens, int64_t top_k, int64_t hidden, int64_t expert_width,
-                                  int64_t shared_width) {
+int64_t moe_experts_scratch_bytes(int64_t num_tokens, int64_t top_k, int64_t hidden,
+                                  int64_t expert_width, int64_t shared_width) {
   const int64_t per_slot = (2 * 4 + 2) * expert_width + 4 * hidden;
   const int64_t per_token = (2 * 4 + 2) * shared_width + 4 * hidden;
   return num_tokens * (top_k * per_slot + per_token) + 8 * Arena::kAlignment;

@@ -21,19 +21,20 @@ struct ExpertWeights {
 
 struct MoeExperts {
   std::span<const ExpertWeights> routed;  // empty: dense MLP, ids and weights absent
-  const ExpertWeights* shared = nullptr;  // may be absent; its width may differ from the routed ones'
+  const ExpertWeights* shared =
+      nullptr;  // may be absent; its width may differ from the routed ones'
   float routed_scale = 1.0f;
   SwigluOai swiglu;
 };
 
-void moe_experts(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK, const MoeExperts& experts,
-                 const Tensor& y_TC, Arena& scratch, Stream stream = {});
+void moe_experts(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK,
+                 const MoeExperts& experts, const Tensor& y_TC, Arena& scratch, Stream stream = {});
 
-int64_t moe_experts_scratch_bytes(int64_t num_tokens, int64_t top_k, int64_t hidden, int64_t expert_width,
-                                  int64_t shared_width);
+int64_t moe_experts_scratch_bytes(int64_t num_tokens, int64_t top_k, int64_t hidden,
+                                  int64_t expert_width, int64_t shared_width);
 
-void moe_experts_ref(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK, const MoeExperts& experts,
-                     const Tensor& y_TC);
+void moe_experts_ref(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK,
+                     const MoeExperts& experts, const Tensor& y_TC);
 
 // What backward needs of the forward besides its inputs, if the caller has the memory to keep it: gate and up products
 // before the activation, f32, rows in the order of moe_groups.h (routed) or of the tokens (shared). Given to
@@ -42,8 +43,9 @@ struct MoeSaved {
   Tensor routed_gate, routed_up;  // [T · K, F]
   Tensor shared_gate, shared_up;  // [T, F_shared]
 };
-void moe_experts_saving(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK, const MoeExperts& experts,
-                        const Tensor& y_TC, const MoeSaved& saved, Arena& scratch, Stream stream = {});
+void moe_experts_saving(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK,
+                        const MoeExperts& experts, const Tensor& y_TC, const MoeSaved& saved,
+                        Arena& scratch, Stream stream = {});
 
 struct ExpertGradients {  // f32, added to
   Tensor gate_FC, up_FC, down_CF;
@@ -57,10 +59,11 @@ struct MoeGradients {
 // gradients +=. Weights must be f32 or bf16. Fixed order of sums, whatever the threads.
 // Scratch: moe_experts_backward_scratch_bytes.
 void moe_experts_backward(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK,
-                          const MoeExperts& experts, const MoeSaved& saved, const Tensor& dy_TC, const Tensor& dh_TC,
-                          const Tensor& dweights_TK, const MoeGradients& gradients, Arena& scratch, Stream stream = {});
-int64_t moe_experts_backward_scratch_bytes(int64_t num_tokens, int64_t top_k, int64_t hidden, int64_t expert_width,
-                                           int64_t shared_width);
+                          const MoeExperts& experts, const MoeSaved& saved, const Tensor& dy_TC,
+                          const Tensor& dh_TC, const Tensor& dweights_TK,
+                          const MoeGradients& gradients, Arena& scratch, Stream stream = {});
+int64_t moe_experts_backward_scratch_bytes(int64_t num_tokens, int64_t top_k, int64_t hidden,
+                                           int64_t expert_width, int64_t shared_width);
 void moe_experts_backward_ref(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK,
                               const MoeExperts& experts, const Tensor& dy_TC, const Tensor& dh_TC,
                               const Tensor& dweights_TK, const MoeGradients& gradients);

@@ -22,7 +22,8 @@ void moe_experts_bf16_weights(benchmark::State& state) {
     return Weight(Tensor(weights.data() + index * matrix, DType::kBF16, {out, in}));
   };
   for (int64_t e = 0; e <= kExperts; ++e) {
-    experts.push_back({view(3 * e, kWidth, kHidden), view(3 * e + 1, kWidth, kHidden), view(3 * e + 2, kHidden, kWidth)});
+    experts.push_back({view(3 * e, kWidth, kHidden), view(3 * e + 1, kWidth, kHidden),
+                       view(3 * e + 2, kHidden, kWidth)});
   }
   std::vector<float> h(T * kHidden), y(T * kHidden), factors(T * kTopK, 0.25f);
   std::vector<int32_t> ids(T * kTopK);
@@ -33,11 +34,14 @@ void moe_experts_bf16_weights(benchmark::State& state) {
   Arena scratch("bench", moe_experts_scratch_bytes(T, kTopK, kHidden, kWidth, kWidth));
   const MoeExperts moe = {std::span(experts).first(kExperts), &experts[kExperts], 2.0f, {}};
   for (auto _ : state) {
-    moe_experts(Tensor(h.data(), DType::kF32, {T, kHidden}), Tensor(ids.data(), DType::kI32, {T, kTopK}),
-                Tensor(factors.data(), DType::kF32, {T, kTopK}), moe, Tensor(y.data(), DType::kF32, {T, kHidden}), scratch);
+    moe_experts(Tensor(h.data(), DType::kF32, {T, kHidden}),
+                Tensor(ids.data(), DType::kI32, {T, kTopK}),
+                Tensor(factors.data(), DType::kF32, {T, kTopK}), moe,
+                Tensor(y.data(), DType::kF32, {T, kHidden}), scratch);
   }
   const double flop = 2.0 * static_cast<double>(T * (kTopK + 1) * 3 * matrix);
-  state.counters["GFLOP/s"] = benchmark::Counter(1e-9 * flop, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(1e-9 * flop, benchmark::Counter::kIsIterationInvariantRate);
 }
 BENCHMARK(moe_experts_bf16_weights)->Arg(1)->Arg(8)->Arg(64)->Arg(512)->Arg(2048)->UseRealTime();
 

@@ -22,8 +22,9 @@ void add_expert(const Tensor& h, const ExpertWeights& w, const SwigluOai& swiglu
 }
 
 // Gradients of factor · expert(h) · dy; returns d / d factor. dh_C is added to.
-double expert_backward(const Tensor& h, const ExpertWeights& w, const SwigluOai& swiglu, double factor,
-                       const Tensor& dy, const ExpertGradients& g, std::vector<double>& dh_C) {
+double expert_backward(const Tensor& h, const ExpertWeights& w, const SwigluOai& swiglu,
+                       double factor, const Tensor& dy, const ExpertGradients& g,
+                       std::vector<double>& dh_C) {
   const int64_t F = w.gate_FC.num_out(), C = w.gate_FC.num_in();
   std::vector<double> gate(F), up(F), act(F), dact(F), dgate(F), dup(F), dh(C);
   const auto view = [](std::vector<double>& values) {
@@ -51,16 +52,18 @@ double expert_backward(const Tensor& h, const ExpertWeights& w, const SwigluOai&
 
 }  // namespace
 
-void moe_experts_ref(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK, const MoeExperts& experts,
-                     const Tensor& y_TC) {
+void moe_experts_ref(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK,
+                     const MoeExperts& experts, const Tensor& y_TC) {
   const int64_t C = h_TC.dim(1), K = experts.routed.empty() ? 0 : ids_TK.dim(1);
   for (int64_t t = 0; t < h_TC.dim(0); ++t) {
     std::vector<double> sum(C, 0.0);
     for (int64_t j = 0; j < K; ++j) {
       const ExpertWeights& w = experts.routed[ids_TK.ptr<int32_t>()[t * K + j]];
-      add_expert(h_TC.rows(t, t + 1), w, experts.swiglu, experts.routed_scale * value_at(weights_TK, t * K + j), sum);
+      add_expert(h_TC.rows(t, t + 1), w, experts.swiglu,
+                 experts.routed_scale * value_at(weights_TK, t * K + j), sum);
     }
-    if (experts.shared != nullptr) add_expert(h_TC.rows(t, t + 1), *experts.shared, experts.swiglu, 1, sum);
+    if (experts.shared != nullptr)
+      add_expert(h_TC.rows(t, t + 1), *experts.shared, experts.swiglu, 1, sum);
     for (int64_t c = 0; c < C; ++c) set_value(y_TC, t * C + c, sum[c]);
   }
 }
@@ -75,10 +78,12 @@ void moe_experts_backward_ref(const Tensor& h_TC, const Tensor& ids_TK, const Te
     for (int64_t s = t * K; s < (t + 1) * K; ++s) {
       const int32_t e = ids_TK.ptr<int32_t>()[s];
       const double dfactor = expert_backward(h, experts.routed[e], experts.swiglu,
-                                             experts.routed_scale * value_at(weights_TK, s), dy, gradients.routed[e], dh);
+                                             experts.routed_scale * value_at(weights_TK, s), dy,
+                                             gradients.routed[e], dh);
       set_value(dweights_TK, s, experts.routed_scale * dfactor);
     }
-    if (experts.shared != nullptr) expert_backward(h, *experts.shared, experts.swiglu, 1, dy, *gradients.shared, dh);
+    if (experts.shared != nullptr)
+      expert_backward(h, *experts.shared, experts.swiglu, 1, dy, *gradients.shared, dh);
     for (int64_t c = 0; c < C; ++c) set_value(dh_TC, t * C + c, value_at(dh_TC, t * C + c) + dh[c]);
   }
 }

@@ -8,8 +8,8 @@ MoeGroups moe_group(const Tensor& ids_TK, int64_t num_experts) {
   MoeGroups groups;
   groups.begin.assign(num_experts + 1, 0);
   for (int64_t s = 0; s < slots; ++s) {
-    M3_CHECK(0 <= ids[s] && ids[s] < num_experts, "ids_TK[{}, {}] is {}, want 0 to {}", s / K, s % K, ids[s],
-             num_experts - 1);
+    M3_CHECK(0 <= ids[s] && ids[s] < num_experts, "ids_TK[{}, {}] is {}, want 0 to {}", s / K,
+             s % K, ids[s], num_experts - 1);
     ++groups.begin[ids[s] + 1];
   }
   for (int64_t e = 0; e < num_experts; ++e) groups.begin[e + 1] += groups.begin[e];

@@ -14,10 +14,12 @@ struct MoeShape {
   MoeGroups groups;
   int64_t slots() const { return T * K; }
 };
-MoeShape moe_shape(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK, const MoeExperts& experts);
+MoeShape moe_shape(const Tensor& h_TC, const Tensor& ids_TK, const Tensor& weights_TK,
+                   const MoeExperts& experts);
 
 // Gate and up products of all experts, in one parallel region, into tensors as MoeSaved describes.
-void moe_gate_up(const Tensor& h_TC, const MoeShape& shape, const MoeExperts& experts, const MoeSaved& rows);
+void moe_gate_up(const Tensor& h_TC, const MoeShape& shape, const MoeExperts& experts,
+                 const MoeSaved& rows);
 
 // The tensors of `saved`, or new ones from scratch where they are absent.
 MoeSaved moe_rows_for(const MoeShape& shape, const MoeSaved& saved, Arena& scratch);

@@ -11,8 +11,8 @@
 
 namespace m3 {
 
-void moe_choose(const float* scores_E, const float* bias_E, int64_t num_experts, int64_t top_k, int32_t* ids_K,
-                float* weights_K) {
+void moe_choose(const float* scores_E, const float* bias_E, int64_t num_experts, int64_t top_k,
+                int32_t* ids_K, float* weights_K) {
   const auto key = [&](int32_t e) {
     const float value = scores_E[e] + bias_E[e];
     return std::isnan(value) ? -std::numeric_limits<float>::infinity() : value;
@@ -35,11 +35,12 @@ void moe_choose(const float* scores_E, const float* bias_E, int64_t num_experts,
   }
 }
 
-void moe_router(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& bias_E, const Tensor& scores_TE,
-                const Tensor& ids_TK, const Tensor& weights_TK, Arena& scratch, Stream) {
+void moe_router(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& bias_E,
+                const Tensor& scores_TE, const Tensor& ids_TK, const Tensor& weights_TK,
+                Arena& scratch, Stream) {
   M3_CHECK(h_TC.rank() == 2 && gate_EC.rank() == 2 && ids_TK.rank() == 2,
-           "h_TC, gate_EC and ids_TK must have two axes, got {}, {} and {}", h_TC.shape().str(), gate_EC.shape().str(),
-           ids_TK.shape().str());
+           "h_TC, gate_EC and ids_TK must have two axes, got {}, {} and {}", h_TC.shape().str(),
+           gate_EC.shape().str(), ids_TK.shape().str());
   const int64_t T = h_TC.dim(0), E = gate_EC.dim(0), K = ids_TK.dim(1);
   M3_CHECK(1 <= K && K <= E, "ids_TK {} asks for {} of {} experts", ids_TK.shape().str(), K, E);
   check_float("bias_E", bias_E, {E});

@@ -15,17 +15,18 @@
 
 namespace m3 {
 
-void moe_router(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& bias_E, const Tensor& scores_TE,
-                const Tensor& ids_TK, const Tensor& weights_TK, Arena& scratch, Stream stream = {});
+void moe_router(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& bias_E,
+                const Tensor& scores_TE, const Tensor& ids_TK, const Tensor& weights_TK,
+                Arena& scratch, Stream stream = {});
 
 int64_t moe_router_scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t hidden);
 
 // The choice alone, from scores: shared by both paths, and by a test with hand-made scores.
-void moe_choose(const float* scores_E, const float* bias_E, int64_t num_experts, int64_t top_k, int32_t* ids_K,
-                float* weights_K);
+void moe_choose(const float* scores_E, const float* bias_E, int64_t num_experts, int64_t top_k,
+                int32_t* ids_K, float* weights_K);
 
-void moe_router_ref(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& bias_E, const Tensor& scores_TE,
-                    const Tensor& ids_TK, const Tensor& weights_TK);
+void moe_router_ref(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& bias_E,
+                    const Tensor& scores_TE, const Tensor& ids_TK, const Tensor& weights_TK);
 
 // Gradients through the weights of the chosen experts (the choice itself and the bias have none):
 //   ds_e = (dw_e − Σ_{f in E(t)} dw_f · w_f) / Σ_{f in E(t)} s_f for the chosen, 0 for the others  (+ dscores[t, e])
@@ -34,12 +35,14 @@ void moe_router_ref(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& bia
 //   gradient of a loss on the scores themselves (moe_balance_loss)
 //   dh_TC f32; dgate_EC f32
 // Scratch: moe_router_backward_scratch_bytes.
-void moe_router_backward(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& scores_TE, const Tensor& ids_TK,
-                         const Tensor& weights_TK, const Tensor& dweights_TK, const Tensor& dscores_TE,
-                         const Tensor& dh_TC, const Tensor& dgate_EC, Arena& scratch, Stream stream = {});
+void moe_router_backward(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& scores_TE,
+                         const Tensor& ids_TK, const Tensor& weights_TK, const Tensor& dweights_TK,
+                         const Tensor& dscores_TE, const Tensor& dh_TC, const Tensor& dgate_EC,
+                         Arena& scratch, Stream stream = {});
 int64_t moe_router_backward_scratch_bytes(int64_t num_tokens, int64_t num_experts);
-void moe_router_backward_ref(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& scores_TE, const Tensor& ids_TK,
-                             const Tensor& weights_TK, const Tensor& dweights_TK, const Tensor& dscores_TE,
+void moe_router_backward_ref(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& scores_TE,
+                             const Tensor& ids_TK, const Tensor& weights_TK,
+                             const Tensor& dweights_TK, const Tensor& dscores_TE,
                              const Tensor& dh_TC, const Tensor& dgate_EC);
 
 // Balance without gradient (training.md §8): bias_e += step · sign(mean count − count_e), counts of the whole step.
@@ -51,7 +54,8 @@ void moe_count(const Tensor& ids_TK, const Tensor& counts_E);
 // Optional sequence-wise balance loss. Per document d of n tokens (cu_documents: offsets from 0 to T):
 //   f_e = E / (K · n) · #{t in d: e chosen}      P_e = 1 / n · Σ_{t in d} s_te / Σ_f s_tf      L_d = Σ_e f_e · P_e
 // Returns Σ_d n · L_d (the caller divides by its token count); dscores_TE [T, E] f32 += factor · d / d scores.
-double moe_balance_loss(const Tensor& scores_TE, const Tensor& ids_TK, std::span<const int32_t> cu_documents,
-                        float factor, const Tensor& dscores_TE);
+double moe_balance_loss(const Tensor& scores_TE, const Tensor& ids_TK,
+                        std::span<const int32_t> cu_documents, float factor,
+                        const Tensor& dscores_TE);
 
 }  // namespace m3

@@ -14,7 +14,8 @@ namespace {
 void logit_gradients(const Tensor& scores_TE, const Tensor& ids_TK, const Tensor& weights_TK,
                      const Tensor& dweights_TK, const Tensor& dscores_TE, float* dr_TE) {
   const int64_t E = scores_TE.dim(1), K = ids_TK.dim(1);
-  const float *scores = scores_TE.ptr<float>(), *weights = weights_TK.ptr<float>(), *dw = dweights_TK.ptr<float>();
+  const float *scores = scores_TE.ptr<float>(), *weights = weights_TK.ptr<float>(),
+              *dw = dweights_TK.ptr<float>();
   const float* extra = dscores_TE.defined() ? dscores_TE.ptr<float>() : nullptr;
   const int32_t* ids = ids_TK.ptr<int32_t>();
   parallel_rows(scores_TE.dim(0), E + 8 * K, [&](int64_t begin, int64_t end) {
@@ -35,12 +36,13 @@ void logit_gradients(const Tensor& scores_TE, const Tensor& ids_TK, const Tensor
 
 }  // namespace
 
-void moe_router_backward(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& scores_TE, const Tensor& ids_TK,
-                         const Tensor& weights_TK, const Tensor& dweights_TK, const Tensor& dscores_TE,
-                         const Tensor& dh_TC, const Tensor& dgate_EC, Arena& scratch, Stream) {
+void moe_router_backward(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& scores_TE,
+                         const Tensor& ids_TK, const Tensor& weights_TK, const Tensor& dweights_TK,
+                         const Tensor& dscores_TE, const Tensor& dh_TC, const Tensor& dgate_EC,
+                         Arena& scratch, Stream) {
   M3_CHECK(h_TC.rank() == 2 && gate_EC.rank() == 2 && ids_TK.rank() == 2,
-           "h_TC, gate_EC and ids_TK must have two axes, got {}, {} and {}", h_TC.shape().str(), gate_EC.shape().str(),
-           ids_TK.shape().str());
+           "h_TC, gate_EC and ids_TK must have two axes, got {}, {} and {}", h_TC.shape().str(),
+           gate_EC.shape().str(), ids_TK.shape().str());
   const int64_t T = h_TC.dim(0), E = gate_EC.dim(0), K = ids_TK.dim(1);
   check_shape("scores_TE", scores_TE, {T, E});
   check_shape("ids_TK", ids_TK, {T, K});
@@ -58,8 +60,9 @@ int64_t moe_router_backward_scratch_bytes(int64_t num_tokens, int64_t num_expert
   return num_tokens * num_experts * 4 + Arena::kAlignment;
 }
 
-void moe_router_backward_ref(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& scores_TE, const Tensor& ids_TK,
-                             const Tensor& weights_TK, const Tensor& dweights_TK, const Tensor& dscores_TE,
+void moe_router_backward_ref(const Tensor& h_TC, const Tensor& gate_EC, const Tensor& scores_TE,
+                             const Tensor& ids_TK, const Tensor& weights_TK,
+                             const Tensor& dweights_TK, const Tensor& dscores_TE,
                              const Tensor& dh_TC, const Tensor& dgate_EC) {
   const int64_t C = h_TC.dim(1), E = gate_EC.dim(0), K = ids_TK.dim(1);
   const int32_t* ids = ids_TK.ptr<int32_t>();
@@ -71,12 +74,14 @@ void moe_router_backward_ref(const Tensor& h_TC, const Tensor& gate_EC, const Te
       sum += value_at(scores_TE, t * E + ids[j]);
       mean += value_at(dweights_TK, j) * value_at(weights_TK, j);
     }
-    for (int64_t j = t * K; j < (t + 1) * K; ++j) ds[ids[j]] += (value_at(dweights_TK, j) - mean) / sum;
+    for (int64_t j = t * K; j < (t + 1) * K; ++j)
+      ds[ids[j]] += (value_at(dweights_TK, j) - mean) / sum;
     for (int64_t e = 0; e < E; ++e) {
       const double s = value_at(scores_TE, t * E + e), dr = ds[e] * s * (1 - s);
       for (int64_t c = 0; c < C; ++c) {
         set_value(dh_TC, t * C + c, value_at(dh_TC, t * C + c) + dr * value_at(gate_EC, e * C + c));
-        set_value(dgate_EC, e * C + c, value_at(dgate_EC, e * C + c) + dr * value_at(h_TC, t * C + c));
+        set_value(dgate_EC, e * C + c,
+                  value_at(dgate_EC, e * C + c) + dr * value_at(h_TC, t * C + c));
       }
     }
   }
@@ -86,7 +91,8 @@ void moe_count(const Tensor& ids_TK, const Tensor& counts_E) {
   int64_t* counts = counts_E.ptr<int64_t>();
   for (int64_t s = 0; s < ids_TK.numel(); ++s) {
     const int32_t id = ids_TK.ptr<int32_t>()[s];
-    M3_CHECK(0 <= id && id < counts_E.numel(), "ids_TK[{}] is {}, want 0 to {}", s, id, counts_E.numel() - 1);
+    M3_CHECK(0 <= id && id < counts_E.numel(), "ids_TK[{}] is {}, want 0 to {}", s, id,
+             counts_E.numel() - 1);
     ++counts[id];
   }
 }
@@ -104,10 +110,12 @@ void moe_balance_step(const Tensor& counts_E, float step, const Tensor& bias_E) 
   }
 }
 
-double moe_balance_loss(const Tensor& scores_TE, const Tensor& ids_TK, std::span<const int32_t> cu_documents,
-                        float factor, const Tensor& dscores_TE) {
+double moe_balance_loss(const Tensor& scores_TE, const Tensor& ids_TK,
+                        std::span<const int32_t> cu_documents, float factor,
+                        const Tensor& dscores_TE) {
   M3_CHECK(scores_TE.rank() == 2 && ids_TK.rank() == 2 && ids_TK.dim(0) == scores_TE.dim(0),
-           "scores_TE {} and ids_TK {} must have the same tokens", scores_TE.shape().str(), ids_TK.shape().str());
+           "scores_TE {} and ids_TK {} must have the same tokens", scores_TE.shape().str(),
+           ids_TK.shape().str());
   const int64_t T = scores_TE.dim(0), E = scores_TE.dim(1), K = ids_TK.dim(1);
   check_shape("dscores_TE", dscores_TE, scores_TE.shape());
   M3_CHECK(!cu_documents.empty() && cu_documents.front() == 0 && cu_documents.back() == T,

@@ -16,16 +16,23 @@ Arena& scratch() {
 
 TEST(MoeRouter, equals_the_reference) {
   testing::for_each_isa([] {
-    for (auto [T, E, K, C] : {std::array<int64_t, 4>{0, 8, 2, 16}, {1, 128, 4, 300}, {7, 16, 4, 128}, {130, 5, 5, 33},
+    for (auto [T, E, K, C] : {std::array<int64_t, 4>{0, 8, 2, 16},
+                              {1, 128, 4, 300},
+                              {7, 16, 4, 128},
+                              {130, 5, 5, 33},
                               {129, 1, 1, 7}}) {
       for (DType type : {DType::kF32, DType::kBF16}) {
-        const Host h = random(type, {T, C}, 1), gate = random(type, {E, C}, 2, 0.1), bias = random(DType::kF32, {E}, 3, 0.2);
-        const Host scores(DType::kF32, {T, E}), ids(DType::kI32, {T, K}), weights(DType::kF32, {T, K});
-        const Host scores_ref(DType::kF32, {T, E}), ids_ref(DType::kI32, {T, K}), weights_ref(DType::kF64, {T, K});
+        const Host h = random(type, {T, C}, 1), gate = random(type, {E, C}, 2, 0.1),
+                   bias = random(DType::kF32, {E}, 3, 0.2);
+        const Host scores(DType::kF32, {T, E}), ids(DType::kI32, {T, K}),
+            weights(DType::kF32, {T, K});
+        const Host scores_ref(DType::kF32, {T, E}), ids_ref(DType::kI32, {T, K}),
+            weights_ref(DType::kF64, {T, K});
         moe_router(h, gate, bias, scores, ids, weights, scratch());
         moe_router_ref(h, gate, bias, scores_ref, ids_ref, weights_ref);
         ASSERT_TRUE(close(scores, scores_ref, 1e-6));
-        ASSERT_TRUE(close(ids, ids_ref, 0)) << "a seed without near-ties must give the same experts";
+        ASSERT_TRUE(close(ids, ids_ref, 0))
+            << "a seed without near-ties must give the same experts";
         ASSERT_TRUE(close(weights, weights_ref, 1e-6));
       }
     }
@@ -75,9 +82,11 @@ TEST(MoeRouter, nan_and_vanished_scores_still_give_distinct_experts) {
 TEST(MoeRouter, rows_do_not_depend_on_the_batch) {
   testing::for_each_isa([] {
     const int64_t T = 200, E = 16, K = 4, C = 96;
-    const Host h = random(DType::kBF16, {T, C}, 1), gate = random(DType::kF32, {E, C}, 2, 0.1), bias(DType::kF32, {E});
+    const Host h = random(DType::kBF16, {T, C}, 1), gate = random(DType::kF32, {E, C}, 2, 0.1),
+               bias(DType::kF32, {E});
     const Host scores(DType::kF32, {T, E}), ids(DType::kI32, {T, K}), weights(DType::kF32, {T, K});
-    const Host scores1(DType::kF32, {1, E}), ids1(DType::kI32, {1, K}), weights1(DType::kF32, {1, K});
+    const Host scores1(DType::kF32, {1, E}), ids1(DType::kI32, {1, K}),
+        weights1(DType::kF32, {1, K});
     moe_router(h, gate, bias, scores, ids, weights, scratch());
     for (int64_t t : {0, 13, 199}) {
       moe_router((*h).rows(t, t + 1), gate, bias, scores1, ids1, weights1, scratch());
@@ -88,7 +97,8 @@ TEST(MoeRouter, rows_do_not_depend_on_the_batch) {
 }
 
 TEST(MoeRouter, more_experts_than_exist_are_refused) {
-  const Host h(DType::kF32, {1, 4}), gate(DType::kF32, {2, 4}), bias(DType::kF32, {2}), scores(DType::kF32, {1, 2});
+  const Host h(DType::kF32, {1, 4}), gate(DType::kF32, {2, 4}), bias(DType::kF32, {2}),
+      scores(DType::kF32, {1, 2});
   const Host ids(DType::kI32, {1, 3}), weights(DType::kF32, {1, 3});
   EXPECT_THROW(moe_router(h, gate, bias, scores, ids, weights, scratch()), Error);
 }
@@ -96,7 +106,8 @@ TEST(MoeRouter, more_experts_than_exist_are_refused) {
 // The choice is held fixed: weights from the scores of the given experts.
 TEST(MoeRouterBackward, the_reference_is_the_gradient) {
   const int64_t T = 3, E = 5, K = 2, C = 4;
-  const Host h = random(DType::kF64, {T, C}, 1), gate = random(DType::kF64, {E, C}, 2), ids(DType::kI32, {T, K});
+  const Host h = random(DType::kF64, {T, C}, 1), gate = random(DType::kF64, {E, C}, 2),
+             ids(DType::kI32, {T, K});
   const int32_t chosen[] = {0, 3, 1, 2, 3, 4};
   std::copy(chosen, chosen + 6, ids.ptr<int32_t>());
   const Host dweights = random(DType::kF64, {T, K}, 3), dscores = random(DType::kF64, {T, E}, 4);
@@ -123,18 +134,26 @@ TEST(MoeRouterBackward, the_reference_is_the_gradient) {
 
 TEST(MoeRouterBackward, equals_the_reference) {
   testing::for_each_isa([] {
-    for (auto [T, E, K, C] : {std::array<int64_t, 4>{0, 8, 2, 16}, {1, 128, 4, 300}, {130, 16, 4, 33}, {129, 2, 1, 7}}) {
+    for (auto [T, E, K, C] : {std::array<int64_t, 4>{0, 8, 2, 16},
+                              {1, 128, 4, 300},
+                              {130, 16, 4, 33},
+                              {129, 2, 1, 7}}) {
       for (DType type : {DType::kF32, DType::kBF16}) {
         for (bool with_scores : {false, true}) {
-          const Host h = random(type, {T, C}, 1), gate = random(type, {E, C}, 2, 0.1), bias(DType::kF32, {E});
-          const Host scores(DType::kF32, {T, E}), ids(DType::kI32, {T, K}), weights(DType::kF32, {T, K});
+          const Host h = random(type, {T, C}, 1), gate = random(type, {E, C}, 2, 0.1),
+                     bias(DType::kF32, {E});
+          const Host scores(DType::kF32, {T, E}), ids(DType::kI32, {T, K}),
+              weights(DType::kF32, {T, K});
           moe_router(h, gate, bias, scores, ids, weights, scratch());
-          const Host dweights = random(DType::kF32, {T, K}, 4), dscores = random(DType::kF32, {T, E}, 5);
+          const Host dweights = random(DType::kF32, {T, K}, 4),
+                     dscores = random(DType::kF32, {T, E}, 5);
           const Host dh = random(DType::kF32, {T, C}, 6), dgate = random(DType::kF32, {E, C}, 7);
-          const Host dh_want = testing::copy_as(DType::kF64, dh), dgate_want = testing::copy_as(DType::kF64, dgate);
+          const Host dh_want = testing::copy_as(DType::kF64, dh),
+                     dgate_want = testing::copy_as(DType::kF64, dgate);
           const Tensor extra = with_scores ? *dscores : Tensor();
           moe_router_backward(h, gate, scores, ids, weights, dweights, extra, dh, dgate, scratch());
-          moe_router_backward_ref(h, gate, scores, ids, weights, dweights, extra, dh_want, dgate_want);
+          moe_router_backward_ref(h, gate, scores, ids, weights, dweights, extra, dh_want,
+                                  dgate_want);
           ASSERT_TRUE(close(dh, dh_want, 2e-6));
           ASSERT_TRUE(close(dgate, dgate_want, 2e-6));
         }
@@ -157,7 +176,8 @@ TEST(MoeBalance, the_bias_moves_against_the_load) {
 
 TEST(MoeBalance, the_loss_is_1_when_balanced_and_its_gradient_is_right) {
   const int64_t T = 6, E = 3, K = 1;
-  const Host ids(DType::kI32, {T, K}), scores(DType::kF32, {T, E}), dscores(DType::kF32, {T, E}), sink(DType::kF32, {T, E});
+  const Host ids(DType::kI32, {T, K}), scores(DType::kF32, {T, E}), dscores(DType::kF32, {T, E}),
+      sink(DType::kF32, {T, E});
   for (int64_t t = 0; t < T; ++t) ids.ptr<int32_t>()[t] = static_cast<int32_t>(t % 3);
   for (int64_t i = 0; i < T * E; ++i) scores.ptr<float>()[i] = 0.5f;
   const std::vector<int32_t> one = {0, 6}, two = {0, 2, 6};

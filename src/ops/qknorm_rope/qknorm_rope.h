@@ -20,32 +20,36 @@
 
 namespace m3 {
 
-void rope_angles(const Tensor& pos_T, double theta, const Tensor& cos_TM, const Tensor& sin_TM, Stream stream = {});
+void rope_angles(const Tensor& pos_T, double theta, const Tensor& cos_TM, const Tensor& sin_TM,
+                 Stream stream = {});
 
 int64_t rope_3d_pairs(int64_t head_dim);  // 39 for head dim 80
-void rope_angles_3d(const Tensor& pos_T3, int64_t head_dim, double theta, const Tensor& cos_TM, const Tensor& sin_TM,
-                    Stream stream = {});
+void rope_angles_3d(const Tensor& pos_T3, int64_t head_dim, double theta, const Tensor& cos_TM,
+                    const Tensor& sin_TM, Stream stream = {});
 
-void qknorm_rope(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM, const Tensor& sin_TM, float eps,
-                 const Tensor& y_THD, Stream stream = {});
-void rope(const Tensor& x_THD, const Tensor& cos_TM, const Tensor& sin_TM, const Tensor& y_THD, Stream stream = {});
+void qknorm_rope(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM, const Tensor& sin_TM,
+                 float eps, const Tensor& y_THD, Stream stream = {});
+void rope(const Tensor& x_THD, const Tensor& cos_TM, const Tensor& sin_TM, const Tensor& y_THD,
+          Stream stream = {});
 
 // w_D absent: rotation only.
-void qknorm_rope_ref(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM, const Tensor& sin_TM, float eps,
-                     const Tensor& y_THD);
+void qknorm_rope_ref(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM,
+                     const Tensor& sin_TM, float eps, const Tensor& y_THD);
 
 // Gradients: x_THD is the input of qknorm_rope (before the norm); the rotation is undone (its transpose), then the norm's
 // gradient as in rmsnorm.h, over each head. dw_D [D] f32 += over all tokens and heads.
 //   dy_THD, dx_THD f32 | bf16; dx may alias dy if of the same type
 // Scratch: qknorm_rope_backward_scratch_bytes. Fixed order of sums, whatever the threads.
-void qknorm_rope_backward(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM, const Tensor& sin_TM, float eps,
-                          const Tensor& dy_THD, const Tensor& dx_THD, const Tensor& dw_D, Arena& scratch,
+void qknorm_rope_backward(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM,
+                          const Tensor& sin_TM, float eps, const Tensor& dy_THD,
+                          const Tensor& dx_THD, const Tensor& dw_D, Arena& scratch,
                           Stream stream = {});
 int64_t qknorm_rope_backward_scratch_bytes(int64_t num_tokens, int64_t head_dim);
-void rope_backward(const Tensor& dy_THD, const Tensor& cos_TM, const Tensor& sin_TM, const Tensor& dx_THD,
-                   Stream stream = {});
+void rope_backward(const Tensor& dy_THD, const Tensor& cos_TM, const Tensor& sin_TM,
+                   const Tensor& dx_THD, Stream stream = {});
 // w_D and dw_D absent: rotation only, x_THD is not read.
-void qknorm_rope_backward_ref(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM, const Tensor& sin_TM,
-                              float eps, const Tensor& dy_THD, const Tensor& dx_THD, const Tensor& dw_D);
+void qknorm_rope_backward_ref(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM,
+                              const Tensor& sin_TM, float eps, const Tensor& dy_THD,
+                              const Tensor& dx_THD, const Tensor& dw_D);
 
 }  // namespace m3

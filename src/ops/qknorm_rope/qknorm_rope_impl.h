@@ -28,7 +28,8 @@ float head_scale(const X* x, int64_t dim, float eps) {
 template <class X, class W>
 Vec normed(const X* x, const W* w, float scale, int64_t i) {
   if (w == nullptr) return load_wide(x + i);
-  return Simd::mul(Simd::mul(load_wide(x + i), Simd::set1(scale)), Simd::add(Simd::set1(1.0f), load_wide(w + i)));
+  return Simd::mul(Simd::mul(load_wide(x + i), Simd::set1(scale)),
+                   Simd::add(Simd::set1(1.0f), load_wide(w + i)));
 }
 template <class X, class W>
 float normed_one(const X* x, const W* w, float scale, int64_t i) {
@@ -36,8 +37,8 @@ float normed_one(const X* x, const W* w, float scale, int64_t i) {
 }
 
 template <class X, class W, class Y>
-void rotate_head(const X* x, const W* w, Y* y, float scale, const float* cos, const float* sin, int64_t pairs,
-                 int64_t dim) {
+void rotate_head(const X* x, const W* w, Y* y, float scale, const float* cos, const float* sin,
+                 int64_t pairs, int64_t dim) {
   int64_t m = 0;
   for (; m + Simd::kLanes <= pairs; m += Simd::kLanes) {
     const Vec a = normed(x, w, scale, m), b = normed(x, w, scale, m + pairs);
@@ -63,8 +64,8 @@ void qknorm_rope_tokens(const QknormRopeParams& p, int64_t token_begin, int64_t 
           for (int64_t h = 0; h < p.num_heads; ++h) {
             const int64_t at = (t * p.num_heads + h) * p.head_dim;
             const float scale = w == nullptr ? 1.0f : head_scale(x + at, p.head_dim, p.eps);
-            rotate_head(x + at, w, y + at, scale, p.cos + t * p.num_pairs, p.sin + t * p.num_pairs, p.num_pairs,
-                        p.head_dim);
+            rotate_head(x + at, w, y + at, scale, p.cos + t * p.num_pairs, p.sin + t * p.num_pairs,
+                        p.num_pairs, p.head_dim);
           }
         }
       });
@@ -74,7 +75,8 @@ void qknorm_rope_tokens(const QknormRopeParams& p, int64_t token_begin, int64_t 
 
 // The rotation by −a is its transpose. From dy into fp32.
 template <class DY>
-void unrotate_head(const DY* dy, const float* cos, const float* sin, int64_t pairs, int64_t dim, float* out) {
+void unrotate_head(const DY* dy, const float* cos, const float* sin, int64_t pairs, int64_t dim,
+                   float* out) {
   int64_t m = 0;
   for (; m + Simd::kLanes <= pairs; m += Simd::kLanes) {
     const Vec a = load_wide(dy + m), b = load_wide(dy + m + pairs);
@@ -90,14 +92,16 @@ void unrotate_head(const DY* dy, const float* cos, const float* sin, int64_t pai
   for (int64_t i = 2 * pairs; i < dim; ++i) out[i] = widen(dy[i]);
 }
 
-void qknorm_rope_backward_tokens(const QknormRopeBackwardParams& p, int64_t token_begin, int64_t token_end, float* dw) {
+void qknorm_rope_backward_tokens(const QknormRopeBackwardParams& p, int64_t token_begin,
+                                 int64_t token_end, float* dw) {
   alignas(64) float unrotated[kMaxHeadDim];
   with_elements(p.dy, p.dy_bf16, [&](const auto* dy) {
     with_mutable_elements(p.dx, p.dx_bf16, [&](auto* dx) {
       for (int64_t t = token_begin; t < token_end; ++t) {
         for (int64_t h = 0; h < p.num_heads; ++h) {
           const int64_t at = (t * p.num_heads + h) * p.head_dim;
-          unrotate_head(dy + at, p.cos + t * p.num_pairs, p.sin + t * p.num_pairs, p.num_pairs, p.head_dim, unrotated);
+          unrotate_head(dy + at, p.cos + t * p.num_pairs, p.sin + t * p.num_pairs, p.num_pairs,
+                        p.head_dim, unrotated);
           if (p.w == nullptr) {
             for (int64_t i = 0; i < p.head_dim; ++i) narrow(unrotated[i], dx + at + i);
             continue;

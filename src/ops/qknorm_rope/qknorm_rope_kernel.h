@@ -5,10 +5,10 @@
 namespace m3 {
 
 struct QknormRopeParams {
-  const void* x;         // [T, H, D]
-  const void* w;         // [D], or null: rotation only
+  const void* x;           // [T, H, D]
+  const void* w;           // [D], or null: rotation only
   const float *cos, *sin;  // [T, M]
-  void* y;               // [T, H, D]
+  void* y;                 // [T, H, D]
   bool x_bf16, w_bf16, y_bf16;
   int64_t num_heads, head_dim, num_pairs;
   float eps;
@@ -31,9 +31,9 @@ struct QknormRopeBackwardParams {
 };
 
 // dw_D += the tokens' share; not touched without w.
-void qknorm_rope_backward_portable(const QknormRopeBackwardParams& params, int64_t token_begin, int64_t token_end,
-                                   float* dw_D);
-void qknorm_rope_backward_avx2(const QknormRopeBackwardParams& params, int64_t token_begin, int64_t token_end,
-                               float* dw_D);
+void qknorm_rope_backward_portable(const QknormRopeBackwardParams& params, int64_t token_begin,
+                                   int64_t token_end, float* dw_D);
+void qknorm_rope_backward_avx2(const QknormRopeBackwardParams& params, int64_t token_begin,
+                               int64_t token_end, float* dw_D);
 
 }  // namespace m3

@@ -6,8 +6,8 @@
 
 namespace m3 {
 
-void qknorm_rope_ref(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM, const Tensor& sin_TM, float eps,
-                     const Tensor& y_THD) {
+void qknorm_rope_ref(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM,
+                     const Tensor& sin_TM, float eps, const Tensor& y_THD) {
   const int64_t H = x_THD.dim(1), D = x_THD.dim(2), M = cos_TM.dim(1);
   std::vector<double> head(D);
   for (int64_t row = 0; row < x_THD.dim(0) * H; ++row) {
@@ -30,8 +30,9 @@ void qknorm_rope_ref(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_T
   }
 }
 
-void qknorm_rope_backward_ref(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM, const Tensor& sin_TM,
-                              float eps, const Tensor& dy_THD, const Tensor& dx_THD, const Tensor& dw_D) {
+void qknorm_rope_backward_ref(const Tensor& x_THD, const Tensor& w_D, const Tensor& cos_TM,
+                              const Tensor& sin_TM, float eps, const Tensor& dy_THD,
+                              const Tensor& dx_THD, const Tensor& dw_D) {
   const int64_t H = dy_THD.dim(1), D = dy_THD.dim(2), M = cos_TM.dim(1);
   std::vector<double> g(D);
   for (int64_t row = 0; row < dy_THD.dim(0) * H; ++row) {
@@ -52,7 +53,8 @@ void qknorm_rope_backward_ref(const Tensor& x_THD, const Tensor& w_D, const Tens
         g[d] *= 1 + value_at(w_D, d);
         dot += g[d] * x(d) * scale;
       }
-      for (int64_t d = 0; d < D; ++d) g[d] = scale * (g[d] - x(d) * scale * dot / static_cast<double>(D));
+      for (int64_t d = 0; d < D; ++d)
+        g[d] = scale * (g[d] - x(d) * scale * dot / static_cast<double>(D));
     }
     for (int64_t d = 0; d < D; ++d) set_value(dx_THD, row * D + d, g[d]);
   }

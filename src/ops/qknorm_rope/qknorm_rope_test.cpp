@@ -29,7 +29,8 @@ Host positions(std::initializer_list<int32_t> values) {
 TEST(QknormRope, equals_the_reference_in_every_type_and_size) {
   testing::for_each_isa([] {
     for (int64_t T : {0, 1, 5, 129}) {
-      for (auto [H, D, M] : {std::array<int64_t, 3>{1, 128, 32}, {3, 80, 39}, {2, 12, 6}, {4, 7, 3}, {1, 1, 0}}) {
+      for (auto [H, D, M] :
+           {std::array<int64_t, 3>{1, 128, 32}, {3, 80, 39}, {2, 12, 6}, {4, 7, 3}, {1, 1, 0}}) {
         for (DType xt : kTypes) {
           for (DType yt : kTypes) {
             const Tables tables(testing::random_ints({T}, 9, 5000), M);
@@ -37,10 +38,12 @@ TEST(QknormRope, equals_the_reference_in_every_type_and_size) {
             const Host y(yt, {T, H, D}), want(DType::kF64, {T, H, D});
             qknorm_rope(x, w, tables.cos, tables.sin, kEps, y);
             qknorm_rope_ref(x, w, tables.cos, tables.sin, kEps, want);
-            ASSERT_TRUE(close(y, want, 1e-6 + testing::rounding(yt))) << T << " x " << H << " x " << D;
+            ASSERT_TRUE(close(y, want, 1e-6 + testing::rounding(yt)))
+                << T << " x " << H << " x " << D;
             rope(x, tables.cos, tables.sin, y);
             qknorm_rope_ref(x, {}, tables.cos, tables.sin, kEps, want);
-            ASSERT_TRUE(close(y, want, 1e-6 + testing::rounding(yt))) << T << " x " << H << " x " << D;
+            ASSERT_TRUE(close(y, want, 1e-6 + testing::rounding(yt)))
+                << T << " x " << H << " x " << D;
           }
         }
       }
@@ -63,7 +66,8 @@ TEST(QknormRope, position_0_and_the_dims_above_the_rotary_ones_pass_through) {
 }
 
 TEST(QknormRope, a_head_and_its_double_are_equal_after_the_norm) {
-  const Host x = random(DType::kF32, {1, 2, 64}, 1), w = random(DType::kF32, {64}, 2), y(DType::kF32, {1, 2, 64});
+  const Host x = random(DType::kF32, {1, 2, 64}, 1), w = random(DType::kF32, {64}, 2),
+             y(DType::kF32, {1, 2, 64});
   for (int i = 0; i < 64; ++i) x.ptr<float>()[64 + i] = 2 * x.ptr<float>()[i];
   const Tables tables(positions({5}), 16);
   qknorm_rope(x, w, tables.cos, tables.sin, 0, y);
@@ -99,7 +103,8 @@ TEST(QknormRope, three_axes_follow_each_other) {
 
 TEST(QknormRope, works_in_place) {
   testing::for_each_isa([] {
-    const Host x = random(DType::kBF16, {4, 3, 80}, 1), w = random(DType::kBF16, {80}, 2), y(DType::kBF16, {4, 3, 80});
+    const Host x = random(DType::kBF16, {4, 3, 80}, 1), w = random(DType::kBF16, {80}, 2),
+               y(DType::kBF16, {4, 3, 80});
     const Tables tables(positions({1, 2, 3, 100}), 39);
     qknorm_rope(x, w, tables.cos, tables.sin, kEps, y);
     qknorm_rope(x, w, tables.cos, tables.sin, kEps, x);
@@ -115,7 +120,8 @@ TEST(QknormRope, more_pairs_than_a_head_has_are_refused) {
 
 TEST(QknormRopeBackward, the_reference_is_the_gradient) {
   const Tables tables(positions({3, 1000}), 3);
-  const Host x = random(DType::kF64, {2, 2, 8}, 1), w = random(DType::kF64, {8}, 2), dy = random(DType::kF64, {2, 2, 8}, 3);
+  const Host x = random(DType::kF64, {2, 2, 8}, 1), w = random(DType::kF64, {8}, 2),
+             dy = random(DType::kF64, {2, 2, 8}, 3);
   const Host y(DType::kF64, {2, 2, 8}), dx(DType::kF64, {2, 2, 8}), dw(DType::kF64, {8});
   const auto loss = [&] {
     qknorm_rope_ref(x, w, tables.cos, tables.sin, 1e-2f, y);
@@ -136,20 +142,25 @@ TEST(QknormRopeBackward, equals_the_reference_in_every_type_and_size) {
   testing::for_each_isa([] {
     Arena scratch("test", 1 << 20);
     for (int64_t T : {0, 1, 65, 130}) {
-      for (auto [H, D, M] : {std::array<int64_t, 3>{1, 128, 32}, {3, 80, 39}, {2, 12, 6}, {4, 7, 3}}) {
+      for (auto [H, D, M] :
+           {std::array<int64_t, 3>{1, 128, 32}, {3, 80, 39}, {2, 12, 6}, {4, 7, 3}}) {
         for (DType xt : kTypes) {
           for (DType gt : kTypes) {
             const Tables tables(testing::random_ints({T}, 9, 5000), M);
-            const Host x = random(xt, {T, H, D}, 1, 3), w = random(xt, {D}, 2, 0.3), dy = random(gt, {T, H, D}, 3);
+            const Host x = random(xt, {T, H, D}, 1, 3), w = random(xt, {D}, 2, 0.3),
+                       dy = random(gt, {T, H, D}, 3);
             const Host dx(gt, {T, H, D}), dx_want(DType::kF64, {T, H, D});
-            const Host dw = random(DType::kF32, {D}, 4), dw_want = testing::copy_as(DType::kF64, dw);
+            const Host dw = random(DType::kF32, {D}, 4),
+                       dw_want = testing::copy_as(DType::kF64, dw);
             qknorm_rope_backward(x, w, tables.cos, tables.sin, kEps, dy, dx, dw, scratch);
             qknorm_rope_backward_ref(x, w, tables.cos, tables.sin, kEps, dy, dx_want, dw_want);
-            ASSERT_TRUE(close(dx, dx_want, 3e-6 + testing::rounding(gt))) << T << " x " << H << " x " << D;
+            ASSERT_TRUE(close(dx, dx_want, 3e-6 + testing::rounding(gt)))
+                << T << " x " << H << " x " << D;
             ASSERT_TRUE(close(dw, dw_want, 3e-6)) << T << " x " << H << " x " << D;
             rope_backward(dy, tables.cos, tables.sin, dx);
             qknorm_rope_backward_ref({}, {}, tables.cos, tables.sin, 0, dy, dx_want, {});
-            ASSERT_TRUE(close(dx, dx_want, 1e-6 + testing::rounding(gt))) << T << " x " << H << " x " << D;
+            ASSERT_TRUE(close(dx, dx_want, 1e-6 + testing::rounding(gt)))
+                << T << " x " << H << " x " << D;
           }
         }
       }

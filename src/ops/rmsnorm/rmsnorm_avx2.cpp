@@ -6,7 +6,8 @@ void rmsnorm_avx2(const RmsnormParams& params, int64_t row_begin, int64_t row_en
   rmsnorm_rows(params, row_begin, row_end);
 }
 
-void rmsnorm_backward_avx2(const RmsnormBackwardParams& params, int64_t row_begin, int64_t row_end, float* dw_C) {
+void rmsnorm_backward_avx2(const RmsnormBackwardParams& params, int64_t row_begin, int64_t row_end,
+                           float* dw_C) {
   rmsnorm_backward_rows(params, row_begin, row_end, dw_C);
 }
 

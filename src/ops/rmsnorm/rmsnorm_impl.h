@@ -36,7 +36,8 @@ void scale_row(const X* x, const W* w, Y* y, float scale, int64_t n) {
   const Simd::Vec scales = Simd::set1(scale), one = Simd::set1(1.0f);
   int64_t i = 0;
   for (; i + Simd::kLanes <= n; i += Simd::kLanes) {
-    store_narrow(y + i, Simd::mul(Simd::mul(load_wide(x + i), scales), Simd::add(one, load_wide(w + i))));
+    store_narrow(y + i,
+                 Simd::mul(Simd::mul(load_wide(x + i), scales), Simd::add(one, load_wide(w + i))));
   }
   for (; i < n; ++i) narrow(widen(x[i]) * scale * (1.0f + widen(w[i])), y + i);
 }
@@ -48,7 +49,8 @@ void rmsnorm_rows(const RmsnormParams& p, int64_t row_begin, int64_t row_end) {
       with_mutable_elements(p.y, p.y_bf16, [&](auto* y) {
         for (int64_t row = row_begin; row < row_end; ++row) {
           if (p.delta != nullptr) {
-            with_elements(p.delta, p.delta_bf16, [&](const auto* delta) { add_row(x + row * n, delta + row * n, n); });
+            with_elements(p.delta, p.delta_bf16,
+                          [&](const auto* delta) { add_row(x + row * n, delta + row * n, n); });
           }
           const float mean = sum_of_squares(x + row * n, n) / static_cast<float>(n);
           scale_row(x + row * n, w, y + row * n, 1.0f / std::sqrt(mean + p.eps), n);
@@ -58,14 +60,16 @@ void rmsnorm_rows(const RmsnormParams& p, int64_t row_begin, int64_t row_end) {
   });
 }
 
-void rmsnorm_backward_rows(const RmsnormBackwardParams& p, int64_t row_begin, int64_t row_end, float* dw) {
+void rmsnorm_backward_rows(const RmsnormBackwardParams& p, int64_t row_begin, int64_t row_end,
+                           float* dw) {
   const int64_t n = p.hidden;
   with_elements(p.x, p.x_bf16, [&](const auto* x) {
     with_elements(p.w, p.w_bf16, [&](const auto* w) {
       with_elements(p.dy, p.dy_bf16, [&](const auto* dy) {
         with_mutable_elements(p.dx, p.dx_bf16, [&](auto* dx) {
           for (int64_t row = row_begin; row < row_end; ++row) {
-            norm_backward_row(x + row * n, w, dy + row * n, n, p.eps, dx + row * n, p.accumulate_dx, dw);
+            norm_backward_row(x + row * n, w, dy + row * n, n, p.eps, dx + row * n, p.accumulate_dx,
+                              dw);
           }
         });
       });

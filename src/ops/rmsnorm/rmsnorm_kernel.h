@@ -27,7 +27,9 @@ struct RmsnormBackwardParams {
 };
 
 // dw_C += the rows' share.
-void rmsnorm_backward_portable(const RmsnormBackwardParams& params, int64_t row_begin, int64_t row_end, float* dw_C);
-void rmsnorm_backward_avx2(const RmsnormBackwardParams& params, int64_t row_begin, int64_t row_end, float* dw_C);
+void rmsnorm_backward_portable(const RmsnormBackwardParams& params, int64_t row_begin,
+                               int64_t row_end, float* dw_C);
+void rmsnorm_backward_avx2(const RmsnormBackwardParams& params, int64_t row_begin, int64_t row_end,
+                           float* dw_C);
 
 }  // namespace m3

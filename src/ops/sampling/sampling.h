@@ -30,7 +30,8 @@ struct SamplingState {
   std::span<const int32_t> prompt, answer;  // ids so far; read only if a penalty is set
   // Bit i of word i / 64: id i is allowed (grammar). Empty: all.
   std::span<const uint64_t> allowed;
-  int32_t num_ids = 0;    // ids from here on have no token and are never chosen (200061 in M3); 0: all have one
+  int32_t num_ids =
+      0;  // ids from here on have no token and are never chosen (200061 in M3); 0: all have one
   uint64_t choice = 0;    // index among n answers of a request
   uint64_t position = 0;  // of the token to be drawn, in the sequence
 };

@@ -58,11 +58,11 @@ TEST(Sampling, top_k_top_p_and_min_p_cut_the_tail) {
   EXPECT_EQ(survivors({.top_k = 2}), "13");
   EXPECT_EQ(survivors({.top_k = 1}), "1");
   EXPECT_EQ(survivors({.top_k = 9}), "0123");
-  EXPECT_EQ(survivors({.top_p = 0.35f}), "1");   // the first alone reaches it
+  EXPECT_EQ(survivors({.top_p = 0.35f}), "1");  // the first alone reaches it
   EXPECT_EQ(survivors({.top_p = 0.65f}), "13");
   EXPECT_EQ(survivors({.top_p = 0.75f}), "123");
   EXPECT_EQ(survivors({.top_p = 0.0f}), "1");
-  EXPECT_EQ(survivors({.min_p = 0.6f}), "13");   // 0.3 >= 0.6 * 0.4, 0.2 is not
+  EXPECT_EQ(survivors({.min_p = 0.6f}), "13");  // 0.3 >= 0.6 * 0.4, 0.2 is not
   EXPECT_EQ(survivors({.min_p = 1.0f}), "1");
   // top_k first: of 0.4 and 0.3 the first holds 0.57 of what is left.
   EXPECT_EQ(survivors({.top_k = 2, .top_p = 0.5f}), "1");
@@ -98,7 +98,12 @@ TEST(Sampling, penalties_change_the_logits_as_documented) {
   SamplingState state;
   state.prompt = prompt;
   state.answer = answer;
-  sample(logits, {.temperature = 0, .repetition_penalty = 2, .presence_penalty = 0.25f, .frequency_penalty = 0.5f}, state);
+  sample(logits,
+         {.temperature = 0,
+          .repetition_penalty = 2,
+          .presence_penalty = 0.25f,
+          .frequency_penalty = 0.5f},
+         state);
   EXPECT_EQ(logits, (Logits{1, -4, 1 - 0.25f - 1.0f, 1 - 0.25f - 0.5f, 2}));
 }
 

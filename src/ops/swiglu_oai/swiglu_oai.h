@@ -14,17 +14,19 @@ struct SwigluOai {  // from the model's config, never assumed
   float beta = 1.0f;
 };
 
-void swiglu_oai(const Tensor& gate_TF, const Tensor& up_TF, const SwigluOai& config, const Tensor& a_TF,
-                Stream stream = {});
+void swiglu_oai(const Tensor& gate_TF, const Tensor& up_TF, const SwigluOai& config,
+                const Tensor& a_TF, Stream stream = {});
 
-void swiglu_oai_ref(const Tensor& gate_TF, const Tensor& up_TF, const SwigluOai& config, const Tensor& a_TF);
+void swiglu_oai_ref(const Tensor& gate_TF, const Tensor& up_TF, const SwigluOai& config,
+                    const Tensor& a_TF);
 
 // Gradients. A value beyond its clamp gets none; one exactly at the limit does. With s = sigmoid(alpha · g):
 //   dgate = da · (u + beta) · s · (1 + alpha · g · (1 − s))     dup = da · g · s
 // dgate and dup may alias gate, up or da if of the same type.
-void swiglu_oai_backward(const Tensor& gate_TF, const Tensor& up_TF, const SwigluOai& config, const Tensor& da_TF,
-                         const Tensor& dgate_TF, const Tensor& dup_TF, Stream stream = {});
-void swiglu_oai_backward_ref(const Tensor& gate_TF, const Tensor& up_TF, const SwigluOai& config, const Tensor& da_TF,
-                             const Tensor& dgate_TF, const Tensor& dup_TF);
+void swiglu_oai_backward(const Tensor& gate_TF, const Tensor& up_TF, const SwigluOai& config,
+                         const Tensor& da_TF, const Tensor& dgate_TF, const Tensor& dup_TF,
+                         Stream stream = {});
+void swiglu_oai_backward_ref(const Tensor& gate_TF, const Tensor& up_TF, const SwigluOai& config,
+                             const Tensor& da_TF, const Tensor& dgate_TF, const Tensor& dup_TF);
 
 }  // namespace m3
