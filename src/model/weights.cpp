@@ -1,5 +1,9 @@
 #include "model/weights.h"
 
+#include <map>
+
+#include "formats/tensor_table.h"
+
 namespace m3 {
 
 namespace {
@@ -121,6 +125,38 @@ ModelWeights weights_of(const Checkpoint& checkpoint) {
   visitor.tensor = [&](const std::string& name, Tensor& tensor) { tensor = checkpoint.weight(name).data; };
   visit_parameters(checkpoint.config(), weights, visitor);
   return weights;
+}
+
+void for_each_parameter(const ModelConfig& config, const ModelWeights& weights,
+                        const std::function<void(const std::string& name, const Tensor& tensor)>& body) {
+  ModelWeights views = weights;
+  ParameterVisitor visitor;
+  visitor.matrix = [&](const std::string& name, Weight& weight) { body(name, weight.values); };
+  visitor.tensor = [&](const std::string& name, Tensor& tensor) { body(name, tensor); };
+  visit_parameters(config, views, visitor);
+}
+
+ModelWeights alloc_parameters(const ModelConfig& config, DType dtype, Arena& arena) {
+  M3_CHECK(dtype == DType::kF32 || dtype == DType::kBF16, "parameters as {}: only f32 and bf16 can be trained",
+           dtype_name(dtype));
+  std::map<std::string, TensorEntry> table;
+  for (TensorEntry& entry : tensor_table(config)) table.emplace(entry.name, entry);
+  const auto make = [&](const std::string& name) {
+    const TensorEntry& entry = table.at(name);
+    return arena.alloc(name.c_str(), entry.dtype == DType::kF32 ? DType::kF32 : dtype, entry.shape);
+  };
+  ModelWeights weights;
+  ParameterVisitor visitor;
+  visitor.matrix = [&](const std::string& name, Weight& weight) { weight = make(name); };
+  visitor.tensor = [&](const std::string& name, Tensor& tensor) { tensor = make(name); };
+  visit_parameters(config, weights, visitor);
+  return weights;
+}
+
+int64_t parameter_bytes(const ModelConfig& config, DType dtype) {
+  Arena measuring = Arena::measuring("parameters");
+  alloc_parameters(config, dtype, measuring);
+  return measuring.peak_bytes();
 }
 
 }  // namespace m3

@@ -79,7 +79,16 @@ struct ParameterVisitor {
 // tensor_table(config) (formats/tensor_table.h).
 void visit_parameters(const ModelConfig& config, ModelWeights& weights, const ParameterVisitor& visitor);
 
+// Visits tensors of any role in the same order, a matrix as its values.
+void for_each_parameter(const ModelConfig& config, const ModelWeights& weights,
+                        const std::function<void(const std::string& name, const Tensor& tensor)>& body);
+
 // Views of a checkpoint's tensors; it must outlive them.
 ModelWeights weights_of(const Checkpoint& checkpoint);
+
+// A full set of tensors from `arena`, one after another in the fixed order: kF32 for gradients, masters and moments;
+// kBF16 for compute copies, where parameters that checkpoints store in f32 (router, patch embedding) stay f32.
+ModelWeights alloc_parameters(const ModelConfig& config, DType dtype, Arena& arena);
+int64_t parameter_bytes(const ModelConfig& config, DType dtype);  // that it takes from the arena
 
 }  // namespace m3
