@@ -1,281 +1,402 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <chrono>
-#include <utility>
 
-#include "ops/embed/embed.h"
+#include "base/log.h"
+#include "base/threads.h"
+#include "engine/plan.h"
+#include "engine/token_guide.h"
 
 namespace m3 {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+constexpr size_t kNumReasons = 5;
+constexpr std::array<const char*, kNumReasons> kReasonNames = {"stop", "length", "cancelled", "deadline", "failed"};
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+// Below so many logits a parallel region costs more than it saves.
+constexpr int64_t kParallelLogits = 1 << 17;
+
+EngineOptions completed(EngineOptions options, const EngineModelSizes& sizes) {
+  if (options.max_step_tokens == 0) options.max_step_tokens = sizes.max_step_tokens;
+  M3_CHECK(0 < options.max_step_tokens && options.max_step_tokens <= sizes.max_step_tokens,
+           "steps of {} tokens, the model was opened for {}", options.max_step_tokens, sizes.max_step_tokens);
+  M3_CHECK(sizes.max_sequences <= std::min(options.max_step_tokens, sizes.max_logit_rows),
+           "{} requests run together, but a step has {} tokens and {} rows of logits", sizes.max_sequences,
+           options.max_step_tokens, sizes.max_logit_rows);
+  M3_CHECK(options.max_draft_tokens >= 0 && options.max_waiting >= 0, "drafts of {} tokens and a queue of {}, want 0 or more",
+           options.max_draft_tokens, options.max_waiting);
+  return options;
+}
 
 }  // namespace
 
-const char* finish_reason_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kLength: return "length";
-    case FinishReason::kCancelled: return "cancelled";
-  }
-  return "?";
-}
+const char* finish_reason_name(FinishReason reason) { return kReasonNames[static_cast<size_t>(reason)]; }
 
-// A request and its place in the cache: the first num_cached of `tokens` (prompt and answer) have their keys
-// and values in `pages`.
-struct Engine::Running {
-  RequestId id;
-  GenerationRequest request;
-  GenerationCallback callback;
-  std::vector<int32_t> tokens;
-  int64_t prompt_tokens = 0, max_tokens = 0;
-  int64_t num_cached = 0;
-  std::vector<int32_t> pages;
-
-  Arena feature_arena;
-  Tensor features_FC;  // in the order of feature_positions
-  PlaceholderMap placeholders;
-  std::vector<int32_t> step_feature_rows;
-
-  StreamDecoder decoder;
-  StopStrings stop;
-  GenerationTimings timings;
-  Clock::time_point prefill_start, first_token;
-  bool cancelled = false, finished = false;
-
-  int64_t num_pending() const { return static_cast<int64_t>(tokens.size()) - num_cached; }
-  int64_t num_answered() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
-};
-
-// One call of the model: the storage behind StepInput, and whose logits come back.
-struct Engine::Plan {
-  struct Part {
-    Running* request;
-    int64_t count;
-    bool wants_logits;
-  };
-  std::vector<Part> parts;
-  std::vector<int32_t> ids, cu_q = {0}, seq_lens, page_table, logit_rows;
-  std::vector<FeatureRows> features;
-  int64_t max_pages = 0;
-};
-
-Engine::Engine(Model& model, const Tokenizer& tokenizer, const EngineOptions& options)
+Engine::Engine(EngineModel& model, const Tokenizer& tokenizer, const EngineOptions& options)
     : model_(model),
       tokenizer_(tokenizer),
-      options_(options),
-      cache_(model.make_cache((options.cache_tokens + model.config().text.block_size - 1) /
-                              model.config().text.block_size)),
-      pool_(cache_.num_pages()) {
-  const StepSizes& sizes = model.options().step;
-  M3_CHECK(0 < options.max_step_tokens && options.max_step_tokens <= sizes.max_tokens,
-           "steps of {} tokens, the model was opened for {}", options.max_step_tokens, sizes.max_tokens);
+      options_(completed(options, model.sizes())),
+      pages_(model.sizes().num_pages, model.sizes().page_tokens, options.prefix_cache),
+      media_cache_(options.media_cache_bytes),
+      plan_(std::make_unique<Plan>()) {
   M3_CHECK(tokenizer.size() <= model.config().text.vocab_size, "the tokenizer has {} ids, the model's vocabulary {}",
            tokenizer.size(), model.config().text.vocab_size);
+  update_gauges();
 }
 
 Engine::~Engine() = default;
 
+int64_t Engine::max_request_tokens() const {
+  const EngineModelSizes& sizes = model_.sizes();
+  return std::min(sizes.num_pages * sizes.page_tokens, sizes.max_sequence_tokens);
+}
+
 RequestId Engine::submit(GenerationRequest request, GenerationCallback callback) {
+  SequencePtr sequence = prepare(std::move(request), std::move(callback));
+  if (static_cast<int64_t>(waiting_.size()) >= options_.max_waiting) {
+    ++metrics_.rejected_full;
+    throw QueueFull(fmt::format("{} requests are waiting already: try again later", waiting_.size()));
+  }
+  const RequestId id = next_id_++;
+  enqueue(std::move(sequence), id);
+  return id;
+}
+
+Engine::SequencePtr Engine::prepare(GenerationRequest request, GenerationCallback callback) const {
   const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
-  const int64_t capacity = cache_.num_pages() * cache_.page_tokens();
+  const int64_t vocab_size = model_.config().text.vocab_size;
   M3_CHECK(prompt_tokens > 0, "the prompt is empty");
   M3_CHECK(request.max_tokens > 0, "max_tokens is {}, want at least 1", request.max_tokens);
-  M3_CHECK(prompt_tokens < capacity, "the prompt has {} tokens and the answer needs at least one, the context holds {}",
-           prompt_tokens, capacity);
+  M3_CHECK(prompt_tokens < max_request_tokens(),
+           "the prompt has {} tokens and the answer needs at least one, the context holds {}", prompt_tokens,
+           max_request_tokens());
   for (const int32_t id : request.prompt) {
-    M3_CHECK(0 <= id && id < model_.config().text.vocab_size, "prompt id {} is outside the vocabulary of {}", id,
-             model_.config().text.vocab_size);
+    M3_CHECK(0 <= id && id < vocab_size, "prompt id {} is outside the vocabulary of {}", id, vocab_size);
   }
+  auto sequence = std::make_unique<Sequence>(Sequence{.decoder = StreamDecoder(tokenizer_, true)});
   std::vector<PlaceholderItem> items;
-  for (const MediaInput& media : request.media) items.push_back({media.is_video, model_.num_features(media.grid)});
-  PlaceholderMap placeholders = map_placeholders(model_.config(), request.prompt, items);
+  int64_t row = 0;
+  for (const MediaInput& media : request.media) {
+    const int64_t rows = model_.num_features(media.grid);
+    items.push_back({media.is_video, rows});
+    sequence->media.push_back({.hash = hash_media(media), .first_row = row, .num_rows = rows});
+    row += rows;
+  }
+  sequence->placeholders = map_placeholders(model_.config(), request.prompt, items);
+  for (Sequence::Media& item : sequence->media) {
+    for (size_t i = 0; i < sequence->placeholders.order.size(); ++i) {
+      const int64_t at = sequence->placeholders.order[i];
+      if (item.first_row <= at && at < item.first_row + item.num_rows) item.last_position = sequence->placeholders.positions[i];
+    }
+  }
+  sequence->tokens = request.prompt;
+  sequence->keys = sequence_keys(request.prompt, sequence->placeholders, sequence->media);
+  sequence->prompt_tokens = prompt_tokens;
+  sequence->max_tokens = std::min(request.max_tokens, max_request_tokens() - prompt_tokens);
+  sequence->stop = StopStrings(request.stop);
+  sequence->timings.prompt_tokens = prompt_tokens;
+  sequence->timings.media_tokens = row;
+  sequence->submitted = EngineClock::now();
+  sequence->request = std::move(request);
+  sequence->callback = std::move(callback);
+  return sequence;
+}
 
-  auto running = std::make_unique<Running>(Running{.id = next_id_++,
-                                                   .request = std::move(request),
-                                                   .callback = std::move(callback),
-                                                   .decoder = StreamDecoder(tokenizer_, true)});
-  running->tokens = running->request.prompt;
-  running->prompt_tokens = prompt_tokens;
-  running->max_tokens = std::min(running->request.max_tokens, capacity - prompt_tokens);
-  running->placeholders = std::move(placeholders);
-  running->stop = StopStrings(running->request.stop);
-  running->timings.prompt_tokens = prompt_tokens;
-  waiting_.push_back(std::move(running));
-  return waiting_.back()->id;
+void Engine::enqueue(SequencePtr sequence, RequestId id) {
+  sequence->id = id;
+  waiting_.push_back(std::move(sequence));
+  update_gauges();
 }
 
 void Engine::cancel(RequestId id) {
-  for (auto& running : waiting_) running->cancelled |= running->id == id;
-  for (auto& running : running_) running->cancelled |= running->id == id;
-}
-
-// First come, first served; a request gets all pages that it can ever need, so that it cannot be stopped
-// half way by others.
-void Engine::admit() {
-  while (!waiting_.empty()) {
-    Running& next = *waiting_.front();
-    const int64_t tokens = next.prompt_tokens + next.max_tokens;
-    const int64_t pages = (tokens + cache_.page_tokens() - 1) / cache_.page_tokens();
-    const auto max_sequences = model_.options().step.max_sequences;
-    if (pages > pool_.num_free() || static_cast<int64_t>(running_.size()) >= max_sequences) return;
-    for (int64_t i = 0; i < pages; ++i) next.pages.push_back(pool_.take());
-    running_.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
-    encode_media(next);
-    next.prefill_start = Clock::now();
+  for (auto* queue : {&waiting_, &running_}) {
+    for (SequencePtr& sequence : *queue) sequence->cancelled |= sequence->id == id;
   }
 }
 
-void Engine::encode_media(Running& running) {
-  if (running.request.media.empty()) return;
-  const Clock::time_point start = Clock::now();
-  const int64_t hidden = model_.config().text.hidden_size;
-  const auto total = static_cast<int64_t>(running.placeholders.positions.size());
-  const DType dtype = model_.activation_dtype();
-  Arena encoded_arena("encoded media", total * hidden * dtype_bytes(dtype) + Arena::kAlignment);
-  running.feature_arena = Arena("media features", total * hidden * dtype_bytes(dtype) + Arena::kAlignment);
-  const Tensor encoded_FC = encoded_arena.alloc("features", dtype, {total, hidden});
-  int64_t row = 0;
-  for (MediaInput& media : running.request.media) {
-    const int64_t count = model_.num_features(media.grid);
-    const Tensor patches_NP(const_cast<float*>(media.patches_NP->data()), DType::kF32,
-                            {media.grid.num_patches(), model_.config().vision->patch_numel()});
-    model_.encode_media(media.grid, patches_NP, encoded_FC.rows(row, row + count));
-    media.patches_NP.reset();
-    row += count;
-  }
-  running.features_FC = running.feature_arena.alloc("features", dtype, {total, hidden});
-  gather_rows(Tensor(running.placeholders.order.data(), DType::kI32, {total}), encoded_FC, running.features_FC);
-  running.timings.media_seconds = seconds_since(start);
-}
-
-// Answers first, one token each; what is left of the step goes to prompts in the order of arrival.
-Engine::Plan Engine::plan_step() {
-  Plan plan;
-  int64_t budget = options_.max_step_tokens;
-  auto add = [&](Running& running, int64_t count) {
-    plan.parts.push_back({&running, count, count == running.num_pending()});
-    budget -= count;
-    plan.max_pages = std::max(plan.max_pages, static_cast<int64_t>(running.pages.size()));
-  };
-  for (auto& running : running_) {
-    if (running->num_answered() > 0 && budget > 0) add(*running, 1);
-  }
-  for (auto& running : running_) {
-    if (running->num_answered() == 0 && budget > 0) add(*running, std::min(budget, running->num_pending()));
-  }
-  for (const Plan::Part& part : plan.parts) {
-    Running& running = *part.request;
-    const int64_t begin = running.num_cached, end = begin + part.count;
-    const auto first_row = static_cast<int64_t>(plan.ids.size());
-    plan.ids.insert(plan.ids.end(), running.tokens.begin() + begin, running.tokens.begin() + end);
-    plan.cu_q.push_back(static_cast<int32_t>(plan.ids.size()));
-    plan.seq_lens.push_back(static_cast<int32_t>(end));
-    plan.page_table.insert(plan.page_table.end(), running.pages.begin(), running.pages.end());
-    plan.page_table.resize(plan.seq_lens.size() * plan.max_pages, -1);
-    if (part.wants_logits) plan.logit_rows.push_back(static_cast<int32_t>(plan.ids.size()) - 1);
-
-    const std::vector<int32_t>& positions = running.placeholders.positions;
-    const auto from = std::lower_bound(positions.begin(), positions.end(), begin);
-    const auto to = std::lower_bound(from, positions.end(), end);
-    if (from == to) continue;
-    running.step_feature_rows.clear();
-    for (auto it = from; it != to; ++it) {
-      running.step_feature_rows.push_back(static_cast<int32_t>(first_row + *it - begin));
+void Engine::end_overdue(EngineClock::time_point now) {
+  for (auto* queue : {&waiting_, &running_}) {
+    for (SequencePtr& sequence : *queue) {
+      const auto& deadline = sequence->request.deadline;
+      const bool queued_too_long = options_.max_queue_seconds > 0 && !sequence->was_admitted &&
+                                   seconds_between(sequence->submitted, now) > options_.max_queue_seconds;
+      if (sequence->cancelled) {
+        finish(*sequence, FinishReason::kCancelled);
+      } else if ((deadline && now >= *deadline) || queued_too_long) {
+        finish(*sequence, FinishReason::kDeadline);
+      }
     }
-    plan.features.push_back(
-        {running.step_feature_rows, running.features_FC.rows(from - positions.begin(), to - positions.begin())});
   }
-  return plan;
-}
-
-void Engine::run_step(Plan& plan) {
-  StepInput input;
-  input.ids_T = plan.ids;
-  input.cu_q = plan.cu_q;
-  input.seq_lens = plan.seq_lens;
-  input.page_table = plan.page_table;
-  input.max_pages = plan.max_pages;
-  input.features = plan.features;
-  input.logit_rows = plan.logit_rows;
-  const Tensor logits_LV = model_.step(input, cache_);
-
-  int64_t row = 0;
-  for (const Plan::Part& part : plan.parts) {
-    Running& running = *part.request;
-    running.num_cached += part.count;
-    if (running.num_answered() == 0) {
-      emit(running, {.kind = GenerationEvent::Kind::kPrefill, .prompt_done = running.num_cached});
-    }
-    if (!part.wants_logits) continue;
-    const Tensor logits_V = logits_LV[row++];
-    accept_token(running, {logits_V.ptr<float>(), static_cast<size_t>(logits_V.numel())});
-  }
-}
-
-void Engine::accept_token(Running& running, std::span<float> logits_V) {
-  SamplingState state;
-  const std::span<const int32_t> tokens = running.tokens;
-  state.prompt = tokens.first(running.prompt_tokens);
-  state.answer = tokens.subspan(running.prompt_tokens);
-  state.num_ids = tokenizer_.size();
-  state.position = tokens.size();
-  const int32_t id = sample(logits_V, running.request.sampling, state);
-
-  if (running.num_answered() == 0) {
-    running.first_token = Clock::now();
-    running.timings.prefill_seconds = seconds_since(running.prefill_start);
-  }
-  running.tokens.push_back(id);
-  running.timings.answer_tokens = running.num_answered();
-  running.timings.decode_seconds = seconds_since(running.first_token);
-  emit(running, {.kind = GenerationEvent::Kind::kToken,
-                 .token = id,
-                 .text = running.stop.push(running.decoder.push(id))});
-
-  const std::vector<int32_t>& stop_ids = running.request.stop_ids;
-  if (running.stop.found() || std::find(stop_ids.begin(), stop_ids.end(), id) != stop_ids.end()) {
-    finish(running, FinishReason::kStop);
-  } else if (running.num_answered() >= running.max_tokens) {
-    finish(running, FinishReason::kLength);
-  }
-}
-
-void Engine::finish(Running& running, FinishReason reason) {
-  running.finished = true;
-  for (const int32_t page : running.pages) pool_.give_back(page);
-  running.pages.clear();
-  emit(running, {.kind = GenerationEvent::Kind::kFinish,
-                 .text = running.stop.push(running.decoder.finish()) + running.stop.finish(),
-                 .reason = reason,
-                 .timings = running.timings});
-}
-
-void Engine::emit(Running& running, GenerationEvent event) {
-  if (running.callback) running.callback(event);
-}
-
-void Engine::drop_cancelled(std::deque<std::unique_ptr<Running>>& requests) {
-  for (auto& running : requests) {
-    if (running->cancelled) finish(*running, FinishReason::kCancelled);
-  }
-  std::erase_if(requests, [](const auto& running) { return running->finished; });
+  erase_finished();
 }
 
 bool Engine::step() {
-  drop_cancelled(waiting_);
-  drop_cancelled(running_);
+  const EngineClock::time_point start = EngineClock::now();
+  end_overdue(start);
   admit();
-  if (running_.empty()) return false;
-  Plan plan = plan_step();
-  run_step(plan);
-  std::erase_if(running_, [](const auto& running) { return running->finished; });
-  return true;
+  bool worked = encode_one_media();
+  plan_step();
+  if (!plan_->parts.empty()) {
+    run_step();
+    worked = true;
+  }
+  erase_finished();
+  if (worked) {
+    ++metrics_.steps;
+    metrics_.step_seconds.add(seconds_between(start, EngineClock::now()));
+  }
+  update_gauges();
+  return worked;
+}
+
+// One picture or clip a step, so that answers go on between them. What the prefix cache holds is not encoded again.
+bool Engine::encode_one_media() {
+  for (const SequencePtr& sequence : running_) {
+    Sequence::Media* item = sequence->missing_media();
+    if (item == nullptr) continue;
+    const EngineClock::time_point start = EngineClock::now();
+    MediaInput& input = sequence->request.media[item - sequence->media.data()];
+    item->features = media_cache_.find(item->hash);
+    if (item->features != nullptr) {
+      ++metrics_.media_cache_hits;
+    } else {
+      try {
+        item->features = model_.encode_media(input);
+      } catch (const std::exception& error) {
+        finish(*sequence, FinishReason::kFailed, error.what());
+        return true;
+      }
+      media_cache_.add(item->hash, item->features);
+      ++metrics_.media_encoded;
+    }
+    input.patches_NP.reset();
+    const double seconds = seconds_between(start, EngineClock::now());
+    sequence->timings.media_seconds += seconds;
+    metrics_.media_seconds.add(seconds);
+    return true;
+  }
+  return false;
+}
+
+void Engine::run_step() {
+  Plan& plan = *plan_;
+  const EngineClock::time_point start = EngineClock::now();
+  Tensor logits_LV;
+  try {
+    logits_LV = model_.step(plan.input());
+  } catch (const std::exception& error) {
+    log_warn("a step of {} tokens failed: {}", plan.num_rows(), error.what());
+    for (const Plan::Part& part : plan.parts) finish(*part.sequence, FinishReason::kFailed, error.what());
+    return;
+  }
+  const double seconds = seconds_between(start, EngineClock::now());
+  metrics_.step_model_seconds.add(seconds);
+  metrics_.step_tokens.add(static_cast<double>(plan.num_rows()));
+  if (plan.has_prompts) {
+    const double per_row = seconds / static_cast<double>(plan.num_rows());
+    seconds_per_row_ = seconds_per_row_ == 0 ? per_row : 0.7 * seconds_per_row_ + 0.3 * per_row;
+  }
+
+  // Draws of different requests have nothing in common: threads share them.
+  std::vector<int64_t> first_rows(plan.parts.size());
+  int64_t row = 0;
+  for (size_t i = 0; i < plan.parts.size(); ++i) {
+    first_rows[i] = row;
+    row += plan.parts[i].num_logits;
+  }
+  const auto draw_part = [&](int64_t i) { draw(i, logits_LV, first_rows[i]); };
+  if (row > 1 && logits_LV.numel() >= kParallelLogits) {
+    parallel_for_dynamic(static_cast<int64_t>(plan.parts.size()), draw_part);
+  } else {
+    for (size_t i = 0; i < plan.parts.size(); ++i) draw_part(static_cast<int64_t>(i));
+  }
+  for (size_t i = 0; i < plan.parts.size(); ++i) accept_drawn(i);
+}
+
+// Draws a token from each row of logits, as far as the draft agrees with what is drawn. A draw depends on its row, the
+// seed and the position alone, so the answer is the one that single steps would give.
+void Engine::draw(size_t index, const Tensor& logits_LV, int64_t first_row) {
+  Plan::Part& part = plan_->parts[index];
+  Sequence& sequence = *part.sequence;
+  const GenerationRequest& request = sequence.request;
+  try {
+    for (int64_t i = 0; i < part.num_logits; ++i) {
+      const Tensor row = logits_LV[first_row + i];
+      const std::span<float> logits_V(row.ptr<float>(), row.numel());
+      std::vector<float> raw_V;
+      if (request.num_logprobs >= 0) raw_V.assign(logits_V.begin(), logits_V.end());
+      if (sequence.num_answered() < request.min_tokens) {
+        for (const int32_t id : request.stop_ids) logits_V[id] = -std::numeric_limits<float>::infinity();
+      }
+      const std::span<const int32_t> tokens = sequence.tokens;
+      SamplingState state;
+      state.prompt = tokens.first(sequence.prompt_tokens);
+      state.answer = tokens.subspan(sequence.prompt_tokens);
+      if (request.guide != nullptr) state.allowed = request.guide->allowed();
+      state.num_ids = tokenizer_.size();
+      state.choice = request.choice;
+      state.position = tokens.size();
+      const int32_t id = sample(logits_V, request.sampling, state);
+      if (request.guide != nullptr) request.guide->accept(id);
+      sequence.tokens.push_back(id);
+      sequence.keys.push_back(static_cast<PageCache::Key>(id));
+      Plan::Drawn drawn{id, std::nullopt};
+      if (request.num_logprobs >= 0) drawn.logprobs = token_logprobs(raw_V, id, request.num_logprobs);
+      part.drawn.push_back(std::move(drawn));
+      const bool ends = std::ranges::find(request.stop_ids, id) != request.stop_ids.end();
+      if (ends || i >= static_cast<int64_t>(sequence.draft.size()) || sequence.draft[i] != id) return;
+    }
+  } catch (const std::exception& error) {
+    part.error = error.what();
+  }
+}
+
+void Engine::accept_drawn(size_t index) {
+  Plan::Part& part = plan_->parts[index];
+  Sequence& sequence = *part.sequence;
+  const auto num_drawn = static_cast<int64_t>(part.drawn.size()), num_drafted = static_cast<int64_t>(sequence.draft.size());
+  const int64_t num_accepted = std::min(std::max<int64_t>(num_drawn - 1, 0), num_drafted);
+  // Rows of rejected drafts hold keys of tokens that are not in the sequence: the next step writes over them.
+  sequence.num_cached += part.num_rows - num_drafted + num_accepted;
+  sequence.timings.drafted_tokens += num_drafted;
+  sequence.timings.accepted_tokens += num_accepted;
+  metrics_.drafted_tokens += num_drafted;
+  metrics_.accepted_tokens += num_accepted;
+  if (part.is_prompt) metrics_.computed_prompt_tokens += part.num_rows;
+  sequence.draft.clear();
+  pages_.publish(sequence.pages, sequence.computed());
+  report_prefill(sequence);
+
+  const int64_t answered_before = sequence.num_answered() - num_drawn;
+  // Tokens of one step come together: each counts for its share of the time.
+  const double gap_seconds =
+      seconds_between(sequence.last_token, EngineClock::now()) / static_cast<double>(std::max<int64_t>(num_drawn, 1));
+  for (int64_t i = 0; i < num_drawn && !sequence.finished; ++i) {
+    accept_token(sequence, part.drawn[i].id, std::move(part.drawn[i].logprobs), answered_before + i + 1, gap_seconds);
+  }
+  if (!part.error.empty() && !sequence.finished) finish(sequence, FinishReason::kFailed, part.error);
+}
+
+void Engine::report_prefill(Sequence& sequence) {
+  const int64_t done = std::min(sequence.num_cached, sequence.prompt_tokens);
+  if (done <= sequence.prompt_reported || sequence.finished) return;
+  sequence.prompt_reported = done;
+  GenerationEvent event{.kind = GenerationEvent::Kind::kPrefill, .prompt_done = done, .timings = sequence.timings};
+  if (std::string error; !emit(sequence, std::move(event), &error)) finish(sequence, FinishReason::kFailed, error);
+}
+
+// Token number `answered` of the answer.
+void Engine::accept_token(Sequence& sequence, int32_t id, std::optional<TokenLogprobs> logprobs, int64_t answered,
+                          double gap_seconds) {
+  const EngineClock::time_point now = EngineClock::now();
+  GenerationTimings& timings = sequence.timings;
+  if (answered == 1) {
+    sequence.first_token = now;
+    timings.prefill_seconds = std::max(0.0, seconds_between(sequence.admitted, now) - timings.media_seconds);
+    metrics_.first_token_seconds.add(seconds_between(sequence.submitted, now));
+    metrics_.prefill_seconds.add(timings.prefill_seconds);
+    metrics_.prompt_tokens += sequence.prompt_tokens;
+  } else {
+    metrics_.token_gap_seconds.add(gap_seconds);
+  }
+  sequence.last_token = now;
+  timings.answer_tokens = answered;
+  timings.decode_seconds = seconds_between(sequence.first_token, now);
+  ++metrics_.answer_tokens;
+
+  GenerationEvent event{.kind = GenerationEvent::Kind::kToken, .token = id, .logprobs = std::move(logprobs)};
+  event.text = sequence.stop.push(sequence.decoder.push(id));
+  if (std::string error; !emit(sequence, std::move(event), &error)) {
+    finish(sequence, FinishReason::kFailed, error);
+    return;
+  }
+  const std::vector<int32_t>& stop_ids = sequence.request.stop_ids;
+  if (sequence.stop.found() || std::ranges::find(stop_ids, id) != stop_ids.end()) {
+    finish(sequence, FinishReason::kStop);
+  } else if (answered >= sequence.max_tokens) {
+    finish(sequence, FinishReason::kLength);
+  }
+}
+
+void Engine::finish(Sequence& sequence, FinishReason reason, std::string error) {
+  if (sequence.finished) return;
+  sequence.finished = true;
+  pages_.release(sequence.pages, sequence.computed());
+  sequence.num_cached = 0;
+  ++metrics_.finished[static_cast<size_t>(reason)];
+  metrics_.request_seconds.add(seconds_between(sequence.submitted, EngineClock::now()));
+  metrics_.request_prompt_tokens.add(static_cast<double>(sequence.prompt_tokens));
+  metrics_.request_answer_tokens.add(static_cast<double>(sequence.timings.answer_tokens));
+  if (sequence.timings.answer_tokens > 0) metrics_.decode_seconds.add(sequence.timings.decode_seconds);
+
+  GenerationEvent event{.kind = GenerationEvent::Kind::kFinish, .prompt_done = sequence.prompt_reported};
+  event.text = sequence.stop.push(sequence.decoder.finish()) + sequence.stop.finish();
+  event.reason = reason;
+  event.stop_string = sequence.stop.found_string();
+  event.error = std::move(error);
+  event.timings = sequence.timings;
+  if (std::string failure; !emit(sequence, std::move(event), &failure)) {
+    log_warn("the last event of request {} was not taken: {}", sequence.id, failure);
+  }
+}
+
+bool Engine::emit(Sequence& sequence, GenerationEvent event, std::string* error) {
+  if (!sequence.callback) return true;
+  try {
+    sequence.callback(event);
+    return true;
+  } catch (const std::exception& thrown) {
+    *error = fmt::format("its callback threw: {}", thrown.what());
+    return false;
+  }
+}
+
+void Engine::erase_finished() {
+  for (auto* queue : {&waiting_, &running_}) {
+    std::erase_if(*queue, [](const SequencePtr& sequence) { return sequence->finished; });
+  }
+}
+
+void Engine::update_gauges() {
+  metrics_.running = static_cast<int64_t>(running_.size());
+  metrics_.waiting = static_cast<int64_t>(waiting_.size());
+  metrics_.pages_total = pages_.num_pages();
+  metrics_.pages_free = pages_.num_free();
+  metrics_.pages_cached = pages_.num_idle();
+  metrics_.pages_used = pages_.num_pages() - pages_.num_available();
+  metrics_.pages_evicted = pages_.num_evicted();
+  metrics_.media_cache_bytes = media_cache_.bytes();
+  metrics_.waiting_by_reason = {};
+  for (const SequencePtr& sequence : waiting_) ++metrics_.waiting_by_reason[static_cast<size_t>(sequence->wait_reason)];
+}
+
+std::vector<RequestInfo> Engine::requests() const {
+  std::vector<RequestInfo> list;
+  const EngineClock::time_point now = EngineClock::now();
+  for (const auto* queue : {&running_, &waiting_}) {
+    for (const SequencePtr& s : *queue) {
+      list.push_back({.id = s->id,
+                      .running = queue == &running_,
+                      .wait_reason = s->wait_reason,
+                      .prompt_tokens = s->prompt_tokens,
+                      .cached_tokens = s->timings.cached_tokens,
+                      .prompt_done = s->prompt_reported,
+                      .answer_tokens = s->timings.answer_tokens,
+                      .cache_pages = static_cast<int64_t>(s->pages.ids.size()),
+                      .preemptions = s->timings.preemptions,
+                      .age_seconds = seconds_between(s->submitted, now)});
+    }
+  }
+  return list;
+}
+
+void Engine::check_pages() const {
+  std::vector<const PageCache::Pages*> held;
+  for (const auto* queue : {&running_, &waiting_}) {
+    for (const SequencePtr& sequence : *queue) held.push_back(&sequence->pages);
+  }
+  pages_.check(held);
 }
 
 }  // namespace m3

@@ -29,6 +29,30 @@ Model make_model(int64_t max_requests) {
   return Model(checkpoint(), options);
 }
 
+struct TestOptions {
+  int64_t cache_tokens = 256, max_step_tokens = 64;
+  EngineOptions engine = {};
+};
+
+struct OwnModel {
+  OwnModel(int64_t max_requests, const TestOptions& options)
+      : model(make_model(max_requests)), engine_model(model, (options.cache_tokens + 15) / 16) {}
+  Model model;
+  CpuEngineModel engine_model;
+};
+
+class TestEngine : private OwnModel, public Engine {
+ public:
+  TestEngine(int64_t max_requests, TestOptions options)
+      : OwnModel(max_requests, options), Engine(engine_model, tokenizer(), with_chunk(options)) {}
+
+ private:
+  static EngineOptions with_chunk(TestOptions options) {
+    options.engine.max_step_tokens = options.max_step_tokens;
+    return options.engine;
+  }
+};
+
 GenerationRequest request(uint64_t seed, int64_t prompt_tokens, int64_t max_tokens) {
   Philox rng(seed);
   GenerationRequest request;
@@ -58,14 +82,13 @@ struct Result {
   }
 };
 
-Result run_alone(GenerationRequest request, EngineOptions options) {
-  Model model = make_model(1);
-  Engine engine(model, tokenizer(), options);
+Result run_alone(GenerationRequest request, TestOptions options) {
+  TestEngine engine(1, options);
   Result result;
   engine.submit(std::move(request), result.callback());
   while (engine.step()) {
   }
-  EXPECT_EQ(engine.pages().num_free(), engine.pages().num_pages()) << "a finished request gives its pages back";
+  EXPECT_EQ(engine.pages().num_available(), engine.pages().num_pages()) << "a finished request gives its pages back";
   return result;
 }
 
@@ -92,26 +115,25 @@ TEST(Engine, greedy_answers_equal_the_model_fed_by_hand_for_any_chunk) {
 }
 
 TEST(Engine, requests_that_run_together_get_the_answers_they_get_alone) {
-  const EngineOptions options = {.cache_tokens = 400, .max_step_tokens = 40};
+  const TestOptions options = {.cache_tokens = 400, .max_step_tokens = 40};
   std::vector<GenerationRequest> requests = {request(2, 90, 10), request(3, 3, 30), request(4, 61, 5), request(5, 120, 8)};
   requests[1].sampling.temperature = 1.0f;
   requests[1].sampling.seed = 11;
   std::vector<Result> alone;
   for (const GenerationRequest& request : requests) alone.push_back(run_alone(request, options));
 
-  Model model = make_model(3);  // the fourth waits for a place
-  Engine engine(model, tokenizer(), options);
+  TestEngine engine(3, options);  // the fourth waits for a place
   std::vector<Result> together(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) engine.submit(requests[i], together[i].callback());
   while (engine.step()) {
   }
   for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(together[i].tokens, alone[i].tokens) << i;
   EXPECT_EQ(engine.num_requests(), 0);
-  EXPECT_EQ(engine.pages().num_free(), engine.pages().num_pages());
+  EXPECT_EQ(engine.pages().num_available(), engine.pages().num_pages());
 }
 
 TEST(Engine, an_answer_ends_at_a_stop_id_and_at_a_stop_string) {
-  const EngineOptions options = {.cache_tokens = 256, .max_step_tokens = 64};
+  const TestOptions options = {.cache_tokens = 256, .max_step_tokens = 64};
   const Result whole = run_alone(request(6, 20, 16), options);
   ASSERT_EQ(whole.tokens.size(), 16u);
 
@@ -132,8 +154,7 @@ TEST(Engine, an_answer_ends_at_a_stop_id_and_at_a_stop_string) {
 }
 
 TEST(Engine, cancelling_ends_a_request_with_what_it_has) {
-  Model model = make_model(1);
-  Engine engine(model, tokenizer(), {.cache_tokens = 256, .max_step_tokens = 16});
+  TestEngine engine(1, {.cache_tokens = 256, .max_step_tokens = 16});
   Result running, waiting;
   const RequestId first = engine.submit(request(7, 40, 100), running.callback());
   const RequestId second = engine.submit(request(8, 40, 100), waiting.callback());
@@ -145,7 +166,7 @@ TEST(Engine, cancelling_ends_a_request_with_what_it_has) {
   EXPECT_EQ(running.tokens.size(), 3u) << "two steps of prompt only, one with the first token, two more";
   EXPECT_EQ(waiting.reason, FinishReason::kCancelled);
   EXPECT_TRUE(waiting.tokens.empty());
-  EXPECT_EQ(engine.pages().num_free(), engine.pages().num_pages());
+  EXPECT_EQ(engine.pages().num_available(), engine.pages().num_pages());
   engine.cancel(99);  // unknown: ignored
 }
 
@@ -156,8 +177,7 @@ TEST(Engine, an_answer_is_cut_to_what_the_cache_holds) {
 }
 
 TEST(Engine, requests_that_can_never_run_are_refused_by_name) {
-  Model model = make_model(1);
-  Engine engine(model, tokenizer(), {.cache_tokens = 64, .max_step_tokens = 64});
+  TestEngine engine(1, {.cache_tokens = 64, .max_step_tokens = 64});
   auto message = [&](GenerationRequest request) {
     try {
       engine.submit(std::move(request), {});
@@ -180,7 +200,7 @@ TEST(Engine, requests_that_can_never_run_are_refused_by_name) {
 }
 
 TEST(Engine, pictures_of_one_request_do_not_reach_another) {
-  const EngineOptions options = {.cache_tokens = 256, .max_step_tokens = 24};
+  const TestOptions options = {.cache_tokens = 256, .max_step_tokens = 24};
   auto with_picture = [&](float value) {
     GenerationRequest r = request(10, 40, 8);
     for (int i = 10; i < 14; ++i) r.prompt[i] = checkpoint().config().image_token_id;
@@ -192,8 +212,7 @@ TEST(Engine, pictures_of_one_request_do_not_reach_another) {
   };
   const Result a = run_alone(with_picture(1.0f), options), b = run_alone(with_picture(2.0f), options);
   EXPECT_NE(a.tokens, b.tokens);
-  Model model = make_model(2);
-  Engine engine(model, tokenizer(), options);
+  TestEngine engine(2, options);
   Result first, second;
   engine.submit(with_picture(1.0f), first.callback());
   engine.submit(with_picture(2.0f), second.callback());

@@ -25,6 +25,10 @@ class PagePool {
     return page;
   }
   void give_back(int32_t page) { free_.push_back(page); }
+  template <typename Visit>
+  void for_each_free(const Visit& visit) const {
+    for (const int32_t page : free_) visit(page);
+  }
 
  private:
   int64_t num_pages_;

@@ -15,7 +15,7 @@ ModelOptions model_options(const SessionOptions& options) {
   model.decoder.attention = options.attention;
   model.step.max_tokens = options.max_step_tokens;
   model.step.max_sequences = options.max_requests;
-  model.step.max_logit_rows = options.max_requests;
+  model.step.max_logit_rows = options.max_requests * (1 + options.engine.max_draft_tokens);
   model.step.max_sequence_tokens = options.longest_sequence > 0 ? options.longest_sequence : options.context_tokens;
   model.max_vision_patches = options.max_vision_patches;
   return model;
@@ -32,6 +32,7 @@ Session::Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const
 
   model_->add_to_plan(plan_);
   plan_.add("KV cache", cache_bytes);
+  if (options.max_vision_patches > 0) plan_.add("media features", options.engine.media_cache_bytes);
   plan_.add("program and input", already_resident);
   if (const int64_t excess = peak_resident_bytes() - plan_.total_bytes(); excess > 0) {
     plan_.add("reading the input, at its worst", excess);
@@ -53,7 +54,8 @@ Session::Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const
              format_bytes(static_cast<double>(model_->weight_bytes())));
   }
   load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  engine_ = std::make_unique<Engine>(*model_, tokenizer, EngineOptions{options.context_tokens, options.max_step_tokens});
+  engine_model_ = std::make_unique<CpuEngineModel>(*model_, num_pages);
+  engine_ = std::make_unique<Engine>(*engine_model_, tokenizer, options.engine);
 }
 
 }  // namespace m3

@@ -16,6 +16,7 @@ struct SessionOptions {
   int64_t max_step_tokens = kDefaultStepTokens;
   int64_t max_requests = 1;       // that run together
   int64_t max_vision_patches = 0; // of one pass; 0: no media
+  EngineOptions engine;
   Progress::Mode progress = Progress::Mode::kAuto;
 
   static constexpr int64_t kDefaultStepTokens = 512;
@@ -36,6 +37,7 @@ class Session {
  private:
   MemoryPlan plan_;
   std::unique_ptr<Model> model_;
+  std::unique_ptr<CpuEngineModel> engine_model_;
   std::unique_ptr<Engine> engine_;
   double load_seconds_ = 0;
 };

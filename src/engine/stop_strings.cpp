@@ -28,7 +28,10 @@ std::string StopStrings::push(std::string_view text) {
   held_ += text;
   size_t first = std::string::npos, open = 0;
   for (const std::string& stop : stops_) {
-    first = std::min(first, held_.find(stop));
+    if (const size_t at = held_.find(stop); at < first) {
+      first = at;
+      found_string_ = stop;
+    }
     open = std::max(open, open_suffix(held_, stop));
   }
   if (first != std::string::npos) {

@@ -17,10 +17,11 @@ class StopStrings {
   std::string push(std::string_view text);
   std::string finish();  // what was held back
   bool found() const { return found_; }
+  const std::string& found_string() const { return found_string_; }  // empty: none
 
  private:
   std::vector<std::string> stops_;
-  std::string held_;
+  std::string held_, found_string_;
   bool found_ = false;
 };
 
