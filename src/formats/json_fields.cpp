@@ -1,5 +1,7 @@
 #include "formats/json_fields.h"
 
+#include <fmt/format.h>
+
 #include "base/check.h"
 
 namespace m3 {
@@ -135,6 +137,18 @@ std::optional<JsonFields> JsonFields::object(const char* key) {
   return JsonFields(*value, file_, path_.empty() ? key : path_ + "." + key);
 }
 
+std::vector<JsonFields> JsonFields::objects(const char* key) {
+  std::vector<JsonFields> list;
+  const json* value = take(key);
+  if (!value) return list;
+  if (!value->is_array()) refuse(key, "want a list of objects");
+  for (const json& item : *value) {
+    const std::string place = fmt::format("{}[{}]", key, list.size());
+    list.emplace_back(item, file_, path_.empty() ? place : path_ + "." + place);
+  }
+  return list;
+}
+
 void JsonFields::only(const char* key, bool wanted) {
   const auto value = boolean(key);
   if (value && *value != wanted) refuse(key, fmt::format("only {} is supported", wanted));
@@ -170,6 +184,13 @@ void JsonFields::list_unknown(std::vector<std::string>& names) const {
   for (const auto& [key, value] : object_->items()) {
     if (!taken_.contains(key)) names.push_back(path_.empty() ? key : path_ + "." + key);
   }
+}
+
+void JsonFields::refuse_unknown() const {
+  std::vector<std::string> unknown;
+  list_unknown(unknown);
+  if (unknown.empty()) return;
+  M3_FAIL("{}: unknown key {}; the keys here are {}", file_, unknown[0], fmt::join(taken_, ", "));
 }
 
 }  // namespace m3

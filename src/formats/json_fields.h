@@ -33,6 +33,7 @@ class JsonFields {
   std::optional<std::vector<std::string>> texts(const char* key, size_t count = 0);  // 0: any number
   std::optional<std::vector<int64_t>> integers(const char* key, int64_t low, int64_t high, size_t count = 0);
   std::optional<JsonFields> object(const char* key);
+  std::vector<JsonFields> objects(const char* key);  // a list of objects; empty if absent
 
   int64_t need_integer(const char* key, int64_t low, int64_t high) { return need(key, integer(key, low, high)); }
   double need_number(const char* key, double low, double high) { return need(key, number(key, low, high)); }
@@ -54,6 +55,8 @@ class JsonFields {
   std::string name(const char* key) const;  // "config.json: text_config.hidden_size"
 
   void list_unknown(std::vector<std::string>& names) const;  // fields that nobody took
+  // Throws for the first field that nobody took, and lists those that were asked for.
+  void refuse_unknown() const;
 
  private:
   const nlohmann::json* find(const char* key) const;
