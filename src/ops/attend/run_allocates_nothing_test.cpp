@@ -16,13 +16,14 @@ namespace {
 std::atomic<int64_t> num_allocations = 0;
 }
 
-void* operator new(size_t bytes) {
+// Not inlined: a compiler that sees free() behind delete, but not malloc() behind new, warns of a mismatch.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   ++num_allocations;
   if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace m3 {
 namespace {
