@@ -14,8 +14,8 @@ namespace {
 
 int index_rotary_dim(const TextConfig& config) { return std::min(config.rotary_dim, config.index_dim); }
 
-bool has_index(const TextConfig& config, AttentionMode mode) {
-  return uses_index(mode) && config.num_sparse_layers() > 0;
+bool has_index(const TextConfig& config, AttentionMode mode, bool teach_index) {
+  return (uses_index(mode) || teach_index) && config.num_sparse_layers() > 0;
 }
 
 int64_t visible_budget(const TextConfig& config) { return int64_t{config.topk_blocks} * config.block_size; }
@@ -35,13 +35,13 @@ AttendSupport sparse_support(const TextConfig& config, AttentionMode mode) {
 }
 
 // The tensors of a step, for planning and for counting alike.
-void alloc_step_tensors(const TextConfig& config, int64_t num_tokens, AttentionMode mode, Arena& arena,
+void alloc_step_tensors(const TextConfig& config, int64_t num_tokens, AttentionMode mode, bool index, Arena& arena,
                         AttentionStep& step) {
   step.cos_TM = arena.alloc("rope cos", DType::kF32, {num_tokens, config.rotary_dim / 2});
   step.sin_TM = arena.alloc("rope sin", DType::kF32, {num_tokens, config.rotary_dim / 2});
   step.index_cos_TM = step.cos_TM;
   step.index_sin_TM = step.sin_TM;
-  if (!has_index(config, mode)) return;
+  if (!index) return;
   if (const int rotary = index_rotary_dim(config); rotary != config.rotary_dim) {
     step.index_cos_TM = arena.alloc("index rope cos", DType::kF32, {num_tokens, rotary / 2});
     step.index_sin_TM = arena.alloc("index rope sin", DType::kF32, {num_tokens, rotary / 2});
@@ -83,20 +83,21 @@ MsaGeometry msa_geometry(const TextConfig& config) {
   return geometry;
 }
 
-int64_t attention_step_bytes(const TextConfig& config, int64_t num_tokens, AttentionMode mode) {
+int64_t attention_step_bytes(const TextConfig& config, int64_t num_tokens, AttentionMode mode, bool teach_index) {
   Arena measuring = Arena::measuring("attention step");
   AttentionStep unused;
-  alloc_step_tensors(config, num_tokens, mode, measuring, unused);
+  alloc_step_tensors(config, num_tokens, mode, has_index(config, mode, teach_index), measuring, unused);
   return measuring.peak_bytes();
 }
 
 AttentionStep plan_attention(const TextConfig& config, const MsaBatch& batch, AttentionMode mode, DType dtype,
-                             Arena& arena, Stream stream) {
+                             Arena& arena, Stream stream, bool teach_index) {
   const MsaGeometry geometry = msa_geometry(config);
   AttentionStep step;
   step.batch = batch;
   step.mode = mode;
-  alloc_step_tensors(config, batch.num_queries, mode, arena, step);
+  step.index = has_index(config, mode, teach_index);
+  alloc_step_tensors(config, batch.num_queries, mode, step.index, arena, step);
 
   std::vector<int32_t> storage;
   const Tensor pos_T = positions_of(batch, storage);
@@ -131,7 +132,7 @@ AttentionStep plan_attention(const TextConfig& config, const MsaBatch& batch, At
 }
 
 AttentionActs alloc_attention_acts(const TextConfig& config, int64_t num_tokens, DType dtype, AttentionMode mode,
-                                   bool sparse, Keep keep, Arena& arena) {
+                                   bool sparse, Keep keep, Arena& arena, bool teach_index) {
   const int64_t T = num_tokens, H = config.num_heads, R = config.num_kv_heads, D = config.head_dim,
                 X = config.index_dim;
   AttentionActs acts;
@@ -140,10 +141,12 @@ AttentionActs alloc_attention_acts(const TextConfig& config, int64_t num_tokens,
   acts.k_TRD = arena.alloc("k", dtype, {T, R, D});
   acts.v_TRD = arena.alloc("v", dtype, {T, R, D});
   acts.o_THD = arena.alloc("attention output", dtype, {T, H, D});
-  const bool index = sparse && uses_index(mode);
+  const bool index = sparse && (uses_index(mode) || teach_index);
   if (index) {
     acts.qi_TRX = arena.alloc("index q", dtype, {T, R, X});
     acts.ki_TX = arena.alloc("index k", dtype, {T, X});
+  }
+  if (sparse && uses_index(mode)) {
     acts.lists = mode == AttentionMode::kMsa
                      ? arena.alloc("block ids", DType::kI32, {R, T, config.topk_blocks})
                      : arena.alloc("token ids", DType::kI32, {T, visible_budget(config)});
@@ -227,6 +230,7 @@ Keys append_keys(const AttentionStep& step, bool index, const KvLayer* cache, co
 // Block ids or token lists of the layer, or nothing where its support needs none.
 Tensor select_keys(const AttentionStep& step, const AttentionActs& acts, const Tensor& ki, Arena& scratch,
                    Stream stream) {
+  if (!uses_index(step.mode) || acts.lists_chosen) return acts.lists;
   ArenaScope scope(scratch);
   void* workspace = scratch.alloc_bytes("selection workspace", step.workspace_bytes);
   if (step.mode == AttentionMode::kMsa) {
@@ -259,7 +263,7 @@ void attend_rows(const AttentionWeights& w, bool sparse, bool index, const Atten
 void attention_forward(const TextConfig& config, const AttentionWeights& weights, bool sparse,
                        const AttentionStep& step, const KvLayer* cache, const GemmOptions& gemm_options,
                        const AttentionActs& acts, const Tensor& x_TC, Arena& scratch, Stream stream) {
-  const bool index = sparse && uses_index(step.mode);
+  const bool index = sparse && step.index;
   rmsnorm(x_TC, weights.norm_C, acts.h_TC, config.rms_norm_eps, stream);
   project(config, weights, index, kBoth, step, acts, gemm_options, scratch, stream);
   const Keys keys = append_keys(step, index, cache, acts, stream);
@@ -271,7 +275,7 @@ void attention_forward_last(const TextConfig& config, const AttentionWeights& we
                             const GemmOptions& gemm_options, const AttentionActs& acts,
                             const AttentionActs& tail_acts, const Tensor& x_TC, const Tensor& x_LC, Arena& scratch,
                             Stream stream) {
-  const bool index = sparse && uses_index(step.mode);
+  const bool index = sparse && step.index;
   rmsnorm(x_TC, weights.norm_C, acts.h_TC, config.rms_norm_eps, stream);
   project(config, weights, index, kKeys, step, acts, gemm_options, scratch, stream);
   const Keys keys = append_keys(step, index, &cache, acts, stream);

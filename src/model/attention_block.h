@@ -7,6 +7,7 @@
 // layer, where the backward reads them.
 #pragma once
 #include "formats/config.h"
+#include "model/keep.h"
 #include "model/kv_cache.h"
 #include "model/weights.h"
 #include "ops/attend/attend.h"
@@ -29,6 +30,7 @@ MsaGeometry msa_geometry(const TextConfig& config);
 struct AttentionStep {
   MsaBatch batch;
   AttentionMode mode = AttentionMode::kMsa;
+  bool index = false;                 // the index branch runs: the mode reads it, or training teaches it
   Tensor cos_TM, sin_TM;              // rotary angles of q and k
   Tensor index_cos_TM, index_sin_TM;  // of the index branch: the same tensors unless its head is narrower
   Tensor dsa_weights_TR;              // kDsa: ones
@@ -38,13 +40,13 @@ struct AttentionStep {
   int64_t workspace_bytes = 0;        // largest of the plans
 };
 
-// Tensors come from `arena`. The arrays of `batch` lie on the host and must outlive the step.
+// Tensors come from `arena`. The arrays of `batch` lie on the host and must outlive the step. `teach_index`: the index
+// branch of the sparse layers runs even if the mode does not read it (dense warm-up, msa.md §8.5).
 AttentionStep plan_attention(const TextConfig& config, const MsaBatch& batch, AttentionMode mode, DType dtype,
-                             Arena& arena, Stream stream = {});
+                             Arena& arena, Stream stream = {}, bool teach_index = false);
 // Bytes that it takes from the arena.
-int64_t attention_step_bytes(const TextConfig& config, int64_t num_tokens, AttentionMode mode);
-
-enum class Keep : uint8_t { kNothing, kForBackward };
+int64_t attention_step_bytes(const TextConfig& config, int64_t num_tokens, AttentionMode mode,
+                             bool teach_index = false);
 
 struct AttentionActs {
   Tensor h_TC;
@@ -53,12 +55,13 @@ struct AttentionActs {
   Tensor q_raw_THD, k_raw_TRD, qi_raw_TRX, ki_raw_TX;
   Tensor q_THD, k_TRD, v_TRD, qi_TRX, ki_TX;  // qi, ki absent in layers without index branch
   Tensor lists;                               // ids_RTK, or tokens_TK of kDsa; absent where neither is used
+  bool lists_chosen = false;                  // recomputation: lists hold the choice of the first pass
   Tensor o_THD;
   Tensor lse_TH;                              // kept for the backward only
 };
 
 AttentionActs alloc_attention_acts(const TextConfig& config, int64_t num_tokens, DType dtype, AttentionMode mode,
-                                   bool sparse, Keep keep, Arena& arena);
+                                   bool sparse, Keep keep, Arena& arena, bool teach_index = false);
 
 // x_TC [T, C] f32, updated in place. With `cache` (paged batch) the new keys are appended and the whole
 // sequences read from it; without (packed batch) acts.k and acts.v are the keys. `scratch` needs

@@ -37,25 +37,34 @@ int64_t ffn_scratch_bytes(const TextConfig& config, int64_t num_tokens) {
   return bytes;
 }
 
-void ffn_forward(const TextConfig& config, const FfnWeights& weights, const FfnActs& acts, const Tensor& x_TC,
-                 Arena& scratch, Stream stream) {
+MoeExperts experts_of(const TextConfig& config, const FfnWeights& weights) {
   MoeExperts experts;
   experts.swiglu = {config.swiglu_alpha, config.swiglu_limit, config.swiglu_beta};
   experts.shared = &weights.shared;
+  if (!weights.router_EC.defined()) return experts;
+  experts.routed = weights.routed;
+  experts.routed_scale = config.routed_scaling_factor;
+  return experts;
+}
+
+void ffn_norm(const TextConfig& config, const FfnWeights& weights, const FfnActs& acts, const Tensor& x_TC,
+              Stream stream) {
+  // A router that sees rounded activations flips more experts: two bf16 roundings apart are about as much as
+  // the gap between the last expert chosen and the next at one token in a hundred.
+  const bool moe = weights.router_EC.defined();
+  rmsnorm(x_TC, weights.norm_C, moe ? acts.router_h_TC : acts.h_TC, config.rms_norm_eps, stream);
+  if (moe && acts.h_TC.dtype() != DType::kF32) cast(acts.router_h_TC, acts.h_TC, stream);
+}
+
+void ffn_forward(const TextConfig& config, const FfnWeights& weights, const FfnActs& acts, const Tensor& x_TC,
+                 Arena& scratch, Stream stream) {
+  ffn_norm(config, weights, acts, x_TC, stream);
   if (weights.router_EC.defined()) {
-    experts.routed = weights.routed;
-    experts.routed_scale = config.routed_scaling_factor;
-    // A router that sees rounded activations flips more experts: two bf16 roundings apart are about as much as
-    // the gap between the last expert chosen and the next at one token in a hundred.
-    rmsnorm(x_TC, weights.norm_C, acts.router_h_TC, config.rms_norm_eps, stream);
-    if (acts.h_TC.dtype() != DType::kF32) cast(acts.router_h_TC, acts.h_TC, stream);
     moe_router(acts.router_h_TC, weights.router_EC, weights.router_bias_E, acts.scores_TE, acts.expert_ids_TK,
                acts.expert_weights_TK, scratch, stream);
-    moe_experts(acts.h_TC, acts.expert_ids_TK, acts.expert_weights_TK, experts, acts.y_TC, scratch, stream);
-  } else {
-    rmsnorm(x_TC, weights.norm_C, acts.h_TC, config.rms_norm_eps, stream);
-    moe_experts(acts.h_TC, {}, {}, experts, acts.y_TC, scratch, stream);
   }
+  moe_experts_saving(acts.h_TC, acts.expert_ids_TK, acts.expert_weights_TK, experts_of(config, weights), acts.y_TC,
+                     acts.saved, scratch, stream);
   add(x_TC, acts.y_TC, x_TC, stream);
 }
 

@@ -14,6 +14,7 @@ struct FfnActs {
   Tensor router_h_TC;                                   // MoE: the same in f32 (model.md §6)
   Tensor y_TC;                                          // f32, added to x
   Tensor scores_TE, expert_ids_TK, expert_weights_TK;   // MoE only
+  MoeSaved saved;                                       // for the backward, if there is memory to keep it
 };
 
 FfnActs alloc_ffn_acts(const TextConfig& config, int64_t num_tokens, DType dtype, bool moe, Arena& arena);
@@ -21,6 +22,11 @@ FfnActs alloc_ffn_acts(const TextConfig& config, int64_t num_tokens, DType dtype
 // x_TC [T, C] f32, updated in place. `scratch` needs ffn_scratch_bytes.
 void ffn_forward(const TextConfig& config, const FfnWeights& weights, const FfnActs& acts, const Tensor& x_TC,
                  Arena& scratch, Stream stream = {});
+
+// Its parts that the backward needs: the normed input alone, into acts.h and acts.router_h; the experts as the op wants them.
+void ffn_norm(const TextConfig& config, const FfnWeights& weights, const FfnActs& acts, const Tensor& x_TC,
+              Stream stream = {});
+MoeExperts experts_of(const TextConfig& config, const FfnWeights& weights);
 
 int64_t ffn_scratch_bytes(const TextConfig& config, int64_t num_tokens);
 

@@ -160,6 +160,8 @@ class TrainableModel {
   void add_to_plan(MemoryPlan& plan) const;
 
  private:
+  void start(const MicroBatch& batch);
+
   ModelConfig config_;
   ModelWeights weights_, gradients_;
   TrainOptions options_;

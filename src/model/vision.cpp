@@ -54,6 +54,10 @@ int64_t patches_of(std::span<const VisionGrid> segments) {
 
 }  // namespace
 
+float vision_logit_scale(const VisionConfig& config) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim())));
+}
+
 VisionPass plan_vision(const VisionConfig& config, std::span<const VisionGrid> segments, Arena& arena, Stream stream) {
   VisionPass pass;
   std::vector<int32_t> pos_T3;
@@ -69,7 +73,8 @@ VisionPass plan_vision(const VisionConfig& config, std::span<const VisionGrid> s
   return pass;
 }
 
-VisionLayerActs alloc_vision_layer_acts(const VisionConfig& config, int64_t num_patches, DType dtype, Arena& arena) {
+VisionLayerActs alloc_vision_layer_acts(const VisionConfig& config, int64_t num_patches, DType dtype, Keep keep,
+                                        Arena& arena) {
   const Shape heads = {num_patches, config.num_heads, config.head_dim()};
   VisionLayerActs acts;
   acts.h_NW = arena.alloc("vision layer input", dtype, {num_patches, config.hidden_size});
@@ -78,17 +83,23 @@ VisionLayerActs alloc_vision_layer_acts(const VisionConfig& config, int64_t num_
   acts.v_NHD = arena.alloc("vision v", dtype, heads);
   acts.o_NHD = arena.alloc("vision attention output", dtype, heads);
   acts.fc1_NF = arena.alloc("vision mlp", dtype, {num_patches, config.intermediate_size});
-  acts.gelu_NF = acts.fc1_NF;
+  if (keep == Keep::kNothing) {
+    acts.mlp_h_NW = acts.h_NW;
+    acts.gelu_NF = acts.fc1_NF;
+    return acts;
+  }
+  acts.lse_NH = arena.alloc("vision lse", DType::kF32, {num_patches, config.num_heads});
+  acts.mlp_h_NW = arena.alloc("vision mlp input", dtype, {num_patches, config.hidden_size});
+  acts.gelu_NF = arena.alloc("vision mlp gelu", dtype, {num_patches, config.intermediate_size});
   return acts;
 }
 
-void vision_layer_forward(const VisionConfig& config, const VisionLayerWeights& weights, const VisionPass& pass,
-                          const GemmOptions& gemm_options, const VisionLayerActs& acts, const Tensor& x_NW,
-                          Arena& scratch, Stream stream) {
+void vision_attention_forward(const VisionConfig& config, const VisionLayerWeights& weights, const VisionPass& pass,
+                              const GemmOptions& gemm_options, const VisionLayerActs& acts, const Tensor& x_NW,
+                              Arena& scratch, Stream stream) {
   const Shape flat = {x_NW.dim(0), config.hidden_size};
   GemmOptions add = gemm_options;
   add.accumulate = true;
-
   layernorm(x_NW, weights.norm1_W, weights.norm1_bias_W, acts.h_NW, config.layer_norm_eps, stream);
   const GemmOutput outputs[] = {{weights.q.weight, weights.q.bias, acts.q_NHD.reshape(flat)},
                                 {weights.k.weight, weights.k.bias, acts.k_NHD.reshape(flat)},
@@ -96,48 +107,50 @@ void vision_layer_forward(const VisionConfig& config, const VisionLayerWeights& 
   gemm_shared_input(acts.h_NW, outputs, gemm_options, scratch, stream);
   rope(acts.q_NHD, pass.cos_NM, pass.sin_NM, acts.q_NHD, stream);
   rope(acts.k_NHD, pass.cos_NM, pass.sin_NM, acts.k_NHD, stream);
-  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim())));
-  vit_attend(acts.q_NHD, acts.k_NHD, acts.v_NHD, pass.cu_segments, scale, acts.o_NHD, {}, scratch, stream);
+  vit_attend(acts.q_NHD, acts.k_NHD, acts.v_NHD, pass.cu_segments, vision_logit_scale(config), acts.o_NHD, acts.lse_NH,
+             scratch, stream);
   gemm(acts.o_NHD.reshape(flat), weights.out.weight, weights.out.bias, x_NW, add, scratch, stream);
+}
 
-  layernorm(x_NW, weights.norm2_W, weights.norm2_bias_W, acts.h_NW, config.layer_norm_eps, stream);
-  gemm(acts.h_NW, weights.fc1.weight, weights.fc1.bias, acts.fc1_NF, gemm_options, scratch, stream);
+void vision_mlp_forward(const VisionConfig& config, const VisionLayerWeights& weights, const GemmOptions& gemm_options,
+                        const VisionLayerActs& acts, const Tensor& x_NW, Arena& scratch, Stream stream) {
+  GemmOptions add = gemm_options;
+  add.accumulate = true;
+  layernorm(x_NW, weights.norm2_W, weights.norm2_bias_W, acts.mlp_h_NW, config.layer_norm_eps, stream);
+  gemm(acts.mlp_h_NW, weights.fc1.weight, weights.fc1.bias, acts.fc1_NF, gemm_options, scratch, stream);
   gelu(acts.fc1_NF, acts.gelu_NF, stream);
   gemm(acts.gelu_NF, weights.fc2.weight, weights.fc2.bias, x_NW, add, scratch, stream);
 }
 
-namespace {
-
-// Projector and merge: two linear layers with GELU between them per patch, two more per 2 x 2 patches. Rows
-// of one block follow each other, so the merge is a reshape.
-struct ProjectorActs {
-  Tensor tower_NW, hidden_NC, z_NC, merged_MC;
-};
-
-ProjectorActs alloc_projector(const ModelConfig& config, int64_t num_patches, DType dtype, Arena& arena) {
-  const int64_t C = config.text.hidden_size;
+ProjectorActs alloc_projector_acts(const ModelConfig& config, int64_t num_patches, DType dtype, Keep keep,
+                                   Arena& arena) {
+  const int64_t C = config.text.hidden_size, num_features = num_patches / config.vision->merge_factor();
   ProjectorActs acts;
   acts.tower_NW = arena.alloc("tower output", dtype, {num_patches, config.vision->hidden_size});
   acts.hidden_NC = arena.alloc("projector hidden", dtype, {num_patches, C});
   acts.z_NC = arena.alloc("projector output", dtype, {num_patches, C});
-  acts.merged_MC = arena.alloc("merge hidden", dtype, {num_patches / config.vision->merge_factor(), C});
+  acts.merge_hidden_MC = arena.alloc("merge hidden", dtype, {num_features, C});
+  const bool kept = keep == Keep::kForBackward;
+  acts.gelu_NC = kept ? arena.alloc("projector gelu", dtype, {num_patches, C}) : acts.hidden_NC;
+  acts.merge_gelu_MC = kept ? arena.alloc("merge gelu", dtype, {num_features, C}) : acts.merge_hidden_MC;
   return acts;
 }
 
-void project(const ModelConfig& config, const VisionWeights& w, const Tensor& x_NW, const ProjectorActs& acts,
-             const Tensor& features_MC, const GemmOptions& options, Arena& scratch, Stream stream) {
+void project_features(const ModelConfig& config, const VisionWeights& w, const Tensor& x_NW, const ProjectorActs& acts,
+                      const Tensor& features_MC, const GemmOptions& options, Arena& scratch, Stream stream) {
   cast(x_NW, acts.tower_NW, stream);
   gemm(acts.tower_NW, w.project_1.weight, w.project_1.bias, acts.hidden_NC, options, scratch, stream);
-  gelu(acts.hidden_NC, acts.hidden_NC, stream);
-  gemm(acts.hidden_NC, w.project_2.weight, w.project_2.bias, acts.z_NC, options, scratch, stream);
+  gelu(acts.hidden_NC, acts.gelu_NC, stream);
+  gemm(acts.gelu_NC, w.project_2.weight, w.project_2.bias, acts.z_NC, options, scratch, stream);
+  // Rows of one 2 x 2 block follow each other, so the merge is a reshape.
   const int64_t factor = config.vision->merge_factor();
   const Tensor blocks = acts.z_NC.reshape({acts.z_NC.dim(0) / factor, factor * acts.z_NC.dim(1)});
-  gemm(blocks, w.merge_1.weight, w.merge_1.bias, acts.merged_MC, options, scratch, stream);
-  gelu(acts.merged_MC, acts.merged_MC, stream);
-  gemm(acts.merged_MC, w.merge_2.weight, w.merge_2.bias, features_MC, options, scratch, stream);
+  gemm(blocks, w.merge_1.weight, w.merge_1.bias, acts.merge_hidden_MC, options, scratch, stream);
+  gelu(acts.merge_hidden_MC, acts.merge_gelu_MC, stream);
+  gemm(acts.merge_gelu_MC, w.merge_2.weight, w.merge_2.bias, features_MC, options, scratch, stream);
 }
 
-int64_t scratch_bytes(const ModelConfig& config, int64_t num_patches) {
+int64_t vision_scratch_bytes(const ModelConfig& config, int64_t num_patches) {
   const VisionConfig& v = *config.vision;
   const int64_t C = config.text.hidden_size, factor = v.merge_factor();
   return std::max({gemm_scratch_bytes(num_patches, v.hidden_size, v.patch_numel()),
@@ -148,18 +161,16 @@ int64_t scratch_bytes(const ModelConfig& config, int64_t num_patches) {
                    vit_attend_scratch_bytes(num_patches, v.num_heads, v.head_dim())});
 }
 
-}  // namespace
-
 int64_t vision_forward_bytes(const ModelConfig& config, int64_t num_patches, DType dtype) {
   Arena measuring = Arena::measuring("vision");
   VisionPass pass;
   measuring.alloc("tower", DType::kF32, {num_patches, config.vision->hidden_size});
   alloc_pass(*config.vision, num_patches, measuring, pass);
   const int64_t mark = measuring.mark();
-  alloc_vision_layer_acts(*config.vision, num_patches, dtype, measuring);
+  alloc_vision_layer_acts(*config.vision, num_patches, dtype, Keep::kNothing, measuring);
   measuring.reset(mark);
-  alloc_projector(config, num_patches, dtype, measuring);
-  return measuring.peak_bytes() + scratch_bytes(config, num_patches) + 4 * Arena::kAlignment;
+  alloc_projector_acts(config, num_patches, dtype, Keep::kNothing, measuring);
+  return measuring.peak_bytes() + vision_scratch_bytes(config, num_patches) + 4 * Arena::kAlignment;
 }
 
 void vision_forward(const ModelConfig& config, const VisionWeights& weights, std::span<const VisionGrid> segments,
@@ -177,14 +188,15 @@ void vision_forward(const ModelConfig& config, const VisionWeights& weights, std
   layernorm(x_NW, weights.pre_norm_W, weights.pre_norm_bias_W, x_NW, v.layer_norm_eps, stream);
   {
     ArenaScope layers(arena);
-    const VisionLayerActs acts = alloc_vision_layer_acts(v, N, dtype, arena);
+    const VisionLayerActs acts = alloc_vision_layer_acts(v, N, dtype, Keep::kNothing, arena);
     for (const VisionLayerWeights& layer : weights.layers) {
-      vision_layer_forward(v, layer, pass, gemm_options, acts, x_NW, arena, stream);
+      vision_attention_forward(v, layer, pass, gemm_options, acts, x_NW, arena, stream);
+      vision_mlp_forward(v, layer, gemm_options, acts, x_NW, arena, stream);
     }
   }
   if (tower) tower(x_NW);
-  const ProjectorActs acts = alloc_projector(config, N, dtype, arena);
-  project(config, weights, x_NW, acts, features_MC, gemm_options, arena, stream);
+  const ProjectorActs acts = alloc_projector_acts(config, N, dtype, Keep::kNothing, arena);
+  project_features(config, weights, x_NW, acts, features_MC, gemm_options, arena, stream);
 }
 
 }  // namespace m3

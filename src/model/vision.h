@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "formats/config.h"
+#include "model/keep.h"
 #include "model/weights.h"
 
 namespace m3 {
@@ -34,17 +35,36 @@ struct VisionPass {
 VisionPass plan_vision(const VisionConfig& config, std::span<const VisionGrid> segments, Arena& arena,
                        Stream stream = {});
 
-struct VisionLayerActs {
-  Tensor h_NW;              // normed input of the attention, then of the MLP
-  Tensor q_NHD, k_NHD, v_NHD, o_NHD;
-  Tensor fc1_NF, gelu_NF;   // the same memory unless kept
-};
-VisionLayerActs alloc_vision_layer_acts(const VisionConfig& config, int64_t num_patches, DType dtype, Arena& arena);
+float vision_logit_scale(const VisionConfig& config);  // 1/sqrt(D)
 
-// x_NW [N, W] f32, updated in place.
-void vision_layer_forward(const VisionConfig& config, const VisionLayerWeights& weights, const VisionPass& pass,
-                          const GemmOptions& gemm_options, const VisionLayerActs& acts, const Tensor& x_NW,
-                          Arena& scratch, Stream stream = {});
+// Where nothing is kept for a backward, tensors of one shape whose lives do not overlap are the same memory.
+struct VisionLayerActs {
+  Tensor h_NW, mlp_h_NW;    // normed inputs of the attention and of the MLP
+  Tensor q_NHD, k_NHD, v_NHD, o_NHD;
+  Tensor lse_NH;            // kept for the backward only
+  Tensor fc1_NF, gelu_NF;
+};
+VisionLayerActs alloc_vision_layer_acts(const VisionConfig& config, int64_t num_patches, DType dtype, Keep keep,
+                                        Arena& arena);
+
+// The two halves of a layer. x_NW [N, W] f32, updated in place.
+void vision_attention_forward(const VisionConfig& config, const VisionLayerWeights& weights, const VisionPass& pass,
+                              const GemmOptions& gemm_options, const VisionLayerActs& acts, const Tensor& x_NW,
+                              Arena& scratch, Stream stream = {});
+void vision_mlp_forward(const VisionConfig& config, const VisionLayerWeights& weights, const GemmOptions& gemm_options,
+                        const VisionLayerActs& acts, const Tensor& x_NW, Arena& scratch, Stream stream = {});
+
+// Projector and merge: two linear layers with GELU between them per patch, two more per 2 x 2 patches.
+struct ProjectorActs {
+  Tensor tower_NW;                             // the tower's output in the type of products
+  Tensor hidden_NC, gelu_NC, z_NC;             // of the projector
+  Tensor merge_hidden_MC, merge_gelu_MC;
+};
+ProjectorActs alloc_projector_acts(const ModelConfig& config, int64_t num_patches, DType dtype, Keep keep,
+                                   Arena& arena);
+void project_features(const ModelConfig& config, const VisionWeights& weights, const Tensor& x_NW,
+                      const ProjectorActs& acts, const Tensor& features_MC, const GemmOptions& gemm_options,
+                      Arena& scratch, Stream stream = {});
 
 // patches_NP f32 -> features [N / 4, C] in dtype. Temporaries come from `arena`
 // (vision_forward_bytes). `tower` sees the residual stream x_NW after the last layer.
@@ -53,5 +73,6 @@ void vision_forward(const ModelConfig& config, const VisionWeights& weights, std
                     Arena& arena, Stream stream = {}, const std::function<void(const Tensor& x_NW)>& tower = {});
 
 int64_t vision_forward_bytes(const ModelConfig& config, int64_t num_patches, DType dtype);
+int64_t vision_scratch_bytes(const ModelConfig& config, int64_t num_patches);  // of any function above but that one
 
 }  // namespace m3

@@ -10,6 +10,7 @@ const std::vector<Suite>& suites() {
       verify_tokenizer,
       verify_chat,
       verify_model,
+      verify_training,
       verify_end_to_end,
       verify_media,
   };

@@ -1,10 +1,13 @@
 // Plain loops: the compiler vectorises them, and memory is the limit.
 #include "ops/elementwise/elementwise.h"
 
+#include <cstring>
+
 #include "ops/common/checks.h"
 #include "ops/common/rows.h"
 
 namespace m3 {
+
 void add(const Tensor& a, const Tensor& b, const Tensor& y, Stream) {
   check_float("a", a);
   check_float("b", b, a.shape());
@@ -30,6 +33,13 @@ void cast(const Tensor& x, const Tensor& y, Stream) {
         for (int64_t i = begin; i < end; ++i) round_to(to_float(from[i]), to + i);
       });
     });
+  });
+}
+
+void fill_zero(const Tensor& y, Stream) {
+  M3_CHECK(y.device().is_cpu(), "fill_zero: the tensor lies on {}", y.device().str());
+  parallel_rows(y.bytes(), 1, [&](int64_t begin, int64_t end) {
+    std::memset(static_cast<char*>(y.data()) + begin, 0, end - begin);
   });
 }
 

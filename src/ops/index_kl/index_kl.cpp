@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/threads.h"
 #include "ops/common/msa_keys.h"
@@ -263,13 +264,16 @@ class ItemRun {
 
 }  // namespace
 
-IndexKlPlan index_kl_plan(const MsaGeometry& geometry, const MsaBatch& batch, const AttendSupport& support) {
+IndexKlPlan index_kl_plan(const MsaGeometry& geometry, const MsaBatch& batch, const AttendSupport& support,
+                          std::span<const uint8_t> takes_part) {
   geometry.check();
   batch.check(geometry.block);
   M3_CHECK(geometry.index_dim > 0, "index_kl needs an index branch; index_dim is 0");
   M3_CHECK(batch.layout == KvLayout::kPacked, "index_kl takes packed keys; a paged cache is for inference");
   M3_CHECK(support.kind == AttendSupport::Kind::kBlocks || support.kind == AttendSupport::Kind::kFull,
            "index_kl is defined on the selected blocks or on the whole history, not on a window or a token list");
+  M3_CHECK(takes_part.empty() || static_cast<int>(takes_part.size()) == batch.num_seqs,
+           "index_kl: {} marks for {} sequences", takes_part.size(), batch.num_seqs);
   IndexKlPlan plan;
   plan.geometry = geometry;
   plan.support = support;
@@ -278,6 +282,10 @@ IndexKlPlan index_kl_plan(const MsaGeometry& geometry, const MsaBatch& batch, co
   plan.num_threads = num_threads();
   int64_t partial_floats = 0;
   for (int n = 0; n < batch.num_seqs; ++n) {
+    if (!takes_part.empty() && takes_part[n] == 0) {
+      plan.left_out.push_back(n);
+      continue;
+    }
     const int64_t queries = batch.q_len(n);
     const int64_t splits = std::min(kMaxSplits, (queries + kChunkQueries - 1) / kChunkQueries);
     for (int64_t s = 0; s < splits; ++s) {
@@ -294,6 +302,23 @@ IndexKlPlan index_kl_plan(const MsaGeometry& geometry, const MsaBatch& batch, co
   plan.workspace_bytes = static_cast<int64_t>(sizeof(float)) * (partial_floats + plan.num_threads * plan.thread_floats);
   return plan;
 }
+
+namespace {
+
+// Rows of the sequences that take no part. Their keys have no partial sums and so become 0.
+void clear_rows(const MsaBatch& batch, std::span<const int32_t> sequences, const IndexKlOutputs& out) {
+  for (const int32_t n : sequences) {
+    const int64_t begin = batch.q_begin(n), count = batch.q_len(n);
+    const Tensor dqi = out.dqi_TRX.rows(begin, begin + count);
+    std::memset(dqi.data(), 0, dqi.bytes());
+    for (auto [rows, value] : {std::pair{&out.kl_RT, 0.0f}, std::pair{&out.lse_x_RT, kNegInf}}) {
+      if (!rows->defined()) continue;
+      for (int64_t r = 0; r < rows->dim(0); ++r) std::fill_n((*rows)[r].ptr<float>() + begin, count, value);
+    }
+  }
+}
+
+}  // namespace
 
 void index_kl(const IndexKlPlan& plan, const MsaBatch& batch, double weight, const IndexKlInputs& in,
               const IndexKlOutputs& out, void* workspace) {
@@ -312,6 +337,7 @@ void index_kl(const IndexKlPlan& plan, const MsaBatch& batch, double weight, con
   if (out.lse_x_RT.defined()) msa_check_tensor("lse_x_RT", out.lse_x_RT, {R, T}, {});
   for (const Tensor* t : {&in.q_THD, &in.qi_TRX, &out.dqi_TRX, &out.dki_SX}) msa_check_float("index_kl tensor", *t);
 
+  clear_rows(batch, plan.left_out, out);
   const int64_t xp = tile_round_up(X);
   float* partials = static_cast<float*>(workspace);
   float* scratch = partials;

@@ -12,10 +12,12 @@
 //
 // Support: kBlocks (sparse stage) or kFull (dense warm-up); others are refused. weight = lambda / (T_global R), so
 // that cutting a batch changes nothing. The teacher and the support are constants: no gradient reaches q, k, LSE.
+// Sequences may be left out (index_kl_plan): their rows of dqi and kl are 0, of lse_x -inf, and their keys get nothing.
 // KL rows are not weighted. Packed batches only; fragments share key rows (dki sums over the sharers). Empty rows and
 // rows with one visible key: KL = 0, no gradient (LSE_x of an empty row is -inf). Every element of the outputs is written.
 // Deterministic, whatever the number of threads. The run allocates only the lists of a thread that say who reads which block.
 #pragma once
+#include <span>
 #include <vector>
 
 #include "ops/common/msa_types.h"
@@ -45,9 +47,12 @@ struct IndexKlPlan {
   int64_t thread_floats = 0;
   int num_threads = 0;
   std::vector<IndexKlItem> items;
+  std::vector<int32_t> left_out;  // sequences
 };
 
-IndexKlPlan index_kl_plan(const MsaGeometry& geometry, const MsaBatch& batch, const AttendSupport& support);
+// `takes_part` [num_seqs]: 0 leaves a sequence out; empty: all take part.
+IndexKlPlan index_kl_plan(const MsaGeometry& geometry, const MsaBatch& batch, const AttendSupport& support,
+                          std::span<const uint8_t> takes_part = {});
 
 void index_kl(const IndexKlPlan& plan, const MsaBatch& batch, double weight, const IndexKlInputs& in,
               const IndexKlOutputs& out, void* workspace);

@@ -29,15 +29,15 @@ Kernels kernels() {
   return {lce_log_sum_portable, lce_softmax_portable};
 }
 
-// Row n of dz: factor · (softmax · (1 + 2 ζ logZ) − onehot).
+// A row of dz: factor · (softmax · (1 + 2 ζ logZ) − onehot); `factor` is the row's.
 template <class T>
 void put_gradient(const Kernels& run, const float* z, int64_t num_ids, int64_t vocab,
-                  int32_t target, double logz, const LinearCrossEntropy& config, T* dz) {
-  const float scale = config.factor * static_cast<float>(1 + 2 * config.z_weight * logz);
+                  int32_t target, double logz, float factor, float z_weight, T* dz) {
+  const float scale = factor * static_cast<float>(1 + 2 * z_weight * logz);
   // The target's element before z is overwritten: p − 1 would lose the small gradient of a sure prediction twice.
   const float p = static_cast<float>(std::exp(double{z[target]} - logz));
   run.softmax(z, num_ids, static_cast<float>(logz), scale, dz, sizeof(T) == 2);
-  round_to(scale * p - config.factor, dz + target);
+  round_to(scale * p - factor, dz + target);
   for (int64_t v = num_ids; v < vocab; ++v) round_to(0.0f, dz + v);
 }
 
@@ -57,6 +57,10 @@ void linear_cross_entropy(const Tensor& h_NC, const Tensor& w_VC, const Tensor& 
     check_shape(name, *tensor, {N});
   }
   M3_CHECK(dh_NC.defined() == dw_VC.defined(), "dh_NC and dw_VC must be given both or not at all");
+  if (config.weights_N.defined()) check_shape("weights_N", config.weights_N, {N});
+  if (config.argmax_N.defined()) check_shape("argmax_N", config.argmax_N, {N});
+  const float* weights = config.weights_N.defined() ? config.weights_N.ptr<float>() : nullptr;
+  int32_t* argmax = config.argmax_N.defined() ? config.argmax_N.ptr<int32_t>() : nullptr;
   const bool backward = dh_NC.defined();
   if (backward) check_float("dh_NC", dh_NC, h_NC.shape());
   const int32_t* targets = targets_N.ptr<int32_t>();
@@ -85,9 +89,13 @@ void linear_cross_entropy(const Tensor& h_NC, const Tensor& w_VC, const Tensor& 
         const double logz = run.log_sum(row, num_ids);
         logz_N.ptr<float>()[n] = static_cast<float>(logz);
         loss_N.ptr<float>()[n] = static_cast<float>(logz - row[targets[n]]);
+        if (argmax != nullptr) {
+          argmax[n] = static_cast<int32_t>(std::max_element(row, row + num_ids) - row);
+        }
         if (!backward) continue;
+        const float factor = weights != nullptr ? config.factor * weights[n] : config.factor;
         mutable_float(dz, [&](auto* out) {
-          put_gradient(run, row, num_ids, V, targets[n], logz, config, out + i * V);
+          put_gradient(run, row, num_ids, V, targets[n], logz, factor, config.z_weight, out + i * V);
         });
       }
     });

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -22,10 +23,14 @@ void linear_cross_entropy_ref(const Tensor& h_NC, const Tensor& w_VC, const Tens
     const int32_t target = targets_N.ptr<int32_t>()[n];
     set_value(logz_N, n, logz);
     set_value(loss_N, n, logz - z[target]);
+    if (config.argmax_N.defined()) {
+      config.argmax_N.ptr<int32_t>()[n] = static_cast<int32_t>(std::max_element(z.begin(), z.end()) - z.begin());
+    }
     if (!dh_NC.defined()) continue;
+    const double factor = config.factor * (config.weights_N.defined() ? value_at(config.weights_N, n) : 1.0);
     for (int64_t v = 0; v < V; ++v) {
       const double p = std::exp(z[v] - logz) * (1 + 2 * config.z_weight * logz);
-      const double dz = config.factor * (p - (v == target ? 1 : 0));
+      const double dz = factor * (p - (v == target ? 1 : 0));
       for (int64_t c = 0; c < C; ++c) {
         dh[c] += dz * value_at(w_VC, v * C + c);
         set_value(dw_VC, v * C + c, value_at(dw_VC, v * C + c) + dz * value_at(h_NC, n * C + c));

@@ -18,14 +18,14 @@ Arena& scratch() {
 TEST(LinearCrossEntropy, the_reference_is_the_gradient) {
   const int64_t N = 3, C = 4, V = 6;
   const Host h = random(DType::kF64, {N, C}, 1), w = random(DType::kF64, {V, C}, 2),
-             targets = testing::random_ints({N}, 3, 5);
+             targets = testing::random_ints({N}, 3, 5), weights = random(DType::kF64, {N}, 4);
   const Host losses(DType::kF64, {N}), logz(DType::kF64, {N}), dh(DType::kF64, {N, C}),
       dw(DType::kF64, {V, C});
-  const LinearCrossEntropy config = {.num_ids = 5, .z_weight = 0.25f, .factor = 0.5f};
+  const LinearCrossEntropy config = {.num_ids = 5, .z_weight = 0.25f, .factor = 0.5f, .weights_N = weights};
   const auto loss = [&] {
     linear_cross_entropy_ref(h, w, targets, config, losses, logz, {}, {});
     double sum = 0;
-    for (int64_t n = 0; n < N; ++n) sum += 0.5 * (losses.at(n) + 0.25 * logz.at(n) * logz.at(n));
+    for (int64_t n = 0; n < N; ++n) sum += 0.5 * weights.at(n) * (losses.at(n) + 0.25 * logz.at(n) * logz.at(n));
     return sum;
   };
   linear_cross_entropy_ref(h, w, targets, config, losses, logz, dh, dw);
@@ -45,8 +45,9 @@ TEST(LinearCrossEntropy, equals_the_reference) {
                           {70, 16, 3001, 2999}}) {
       for (DType type : {DType::kF32, DType::kBF16}) {
         SCOPED_TRACE(fmt::format("{} x {} x {}, {}", s.n, s.c, s.v, dtype_name(type)));
-        const LinearCrossEntropy config = {
-            .num_ids = s.num_ids, .z_weight = 1e-3f, .factor = 0.25f};
+        const Host weights = random(DType::kF32, {s.n}, 5), argmax(DType::kI32, {s.n}), argmax_want(DType::kI32, {s.n});
+        LinearCrossEntropy config = {
+            .num_ids = s.num_ids, .z_weight = 1e-3f, .factor = 0.25f, .weights_N = weights, .argmax_N = argmax};
         const Host h = random(type, {s.n, s.c}, 1), w = random(type, {s.v, s.c}, 2);
         const Host targets = testing::random_ints({s.n}, 3, s.num_ids > 0 ? s.num_ids : s.v);
         const Host loss(DType::kF32, {s.n}), logz(DType::kF32, {s.n}), dh(type, {s.n, s.c});
@@ -55,7 +56,9 @@ TEST(LinearCrossEntropy, equals_the_reference) {
         const Host dw = random(DType::kF32, {s.v, s.c}, 4),
                    dw_want = testing::copy_as(DType::kF64, dw);
         linear_cross_entropy(h, w, targets, config, loss, logz, dh, dw, scratch());
+        config.argmax_N = argmax_want;
         linear_cross_entropy_ref(h, w, targets, config, loss_want, logz_want, dh_want, dw_want);
+        ASSERT_TRUE(testing::same_bits(argmax, argmax_want));
         const bool f32 = type == DType::kF32;
         ASSERT_TRUE(close(loss, loss_want, 1e-6));
         ASSERT_TRUE(close(logz, logz_want, 1e-6));
