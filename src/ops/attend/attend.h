@@ -11,8 +11,9 @@
 //
 // Empty rows (position < 0, or an empty list): O = 0, LSE = -inf. Keys and values that a row does not
 // see have no effect on it, even NaN. Outputs must not overlap inputs; every element is written.
-// Deterministic: a row's bits depend on its own inputs and on its sequence's L_q <= kDecodeQueries or
-// not, never on the batch, the chunking above that size, the layout of the keys or the number of threads.
+// Deterministic: on the CPU a row's bits depend on its own inputs only, never on the batch, the chunking, the layout of
+// the keys or the number of threads. On the GPU they may also depend on the kernel that the batch gets
+// (attend_cuda.h).
 // run: no allocation, no waiting, capturable.
 #pragma once
 #include <vector>
@@ -44,6 +45,7 @@ struct AttendPlan {
   int64_t workspace_bytes = 0;  // alignment: Arena::kAlignment
   int num_threads = 0;
   int chunk = 0;              // query rows of an item, at most
+  bool has_spans = false;     // some item joins several spans (attend_cpu.cpp)
   int64_t scratch_begin = 0;  // of the threads, behind the items' partial rows
   std::vector<AttendItem> items;
 };

@@ -1,12 +1,15 @@
 // attend on the CPU. An item is a chunk of query rows of one group. Keys are the outer loop: a tile (a
 // block, or up to 128 positions) is packed once and applied to every row of the chunk that sees it
 // (msa_kernels.h: attend_rows), each row keeping its running softmax state (m, l, O) in memory. Tiles
-// ascend for every row, and a row's numbers do not depend on what it shares a tile with, so neither
-// chunks nor threads show in the bits.
+// ascend for every row, and a row's numbers do not depend on what it shares a tile with.
+//
+// A row's keys fall into spans at fixed places: of its blocks in ascending order, or of the sequence's tiles. Each
+// span is summed from nothing and joined to those before it. Up to kDecodeQueries query rows, spans are items of
+// their own, so that threads share the keys of few rows; otherwise an item joins them as it goes. The order of sums
+// is the same, so neither the number of query rows nor chunks nor threads show in the bits.
 //
 // A block-row pair costs 4 D B FLOPs per head and moves 8 D bytes of state in and out; a chunk's state is
-// sized to stay in the outer caches. Up to kDecodeQueries query rows, the keys are also cut into splits
-// by the sequence's own length, whose partial states are merged in order.
+// sized to stay in the outer caches.
 #include "ops/attend/attend_cpu.h"
 
 #include <algorithm>
@@ -27,8 +30,27 @@ constexpr int kMinChunk = 16;           // query rows
 constexpr int kDenseChunk = 64;         // every tile is shared by all rows anyway
 constexpr int kMaxSparseChunk = 1024;
 constexpr int kMaxChunkRows = 16384;    // 16 MB of queries and states per thread at D = 128
-constexpr int kBlocksPerSplit = 4;      // of the selected blocks of a decode step
-constexpr int kTilesPerSplit = 8, kMaxSplits = 64;  // of all keys of a decode step
+constexpr int kBlocksPerSpan = 8;
+constexpr int kTilesPerSpan = 8;
+constexpr int kMaxTopk = 128;  // MsaGeometry::check
+
+// Where the span of tiles that begins at `tile` ends. Late spans are longer, a 16th of what lies before them, so that
+// a million keys make 85 spans of which none delays the others.
+int64_t span_end(int64_t tile) { return tile + std::max<int64_t>(kTilesPerSpan, tile / 16); }
+
+int64_t num_tiles(int64_t num_keys) { return (num_keys + kMsaTileKeys - 1) / kMsaTileKeys; }
+
+// 1 where the kind knows no spans.
+int num_spans(const MsaGeometry& g, const AttendSupport& support, int64_t num_keys) {
+  int count = 0;
+  if (support.kind == Kind::kBlocks) {
+    const int64_t blocks = std::min<int64_t>(g.topk, (num_keys + g.block - 1) / g.block);
+    count = static_cast<int>((blocks + kBlocksPerSpan - 1) / kBlocksPerSpan);
+  } else if (support.kind == Kind::kFull) {
+    for (int64_t tile = 0; tile < num_tiles(num_keys); tile = span_end(tile)) ++count;
+  }
+  return std::max(count, 1);
+}
 
 // State rows of a chunk or of a split: O unnormalised, m in units of log2.
 struct State {
@@ -43,10 +65,23 @@ State take_state(MsaCarver& carver, int64_t rows, int64_t dim) {
   return s;
 }
 
+// Joins the sums of a span (o, m, l) to those of the spans before it. Not inlined: one instruction sequence for all.
+[[gnu::noinline]] void join_span(float* total_o, float& total_m, float& total_l, const float* o, float m, float l,
+                                 int dim) {
+  if (l == 0) return;  // the row saw nothing there
+  const float top = std::max(total_m, m);
+  const float keep = total_l == 0 ? 0.0f : std::exp2(total_m - top), weight = std::exp2(m - top);
+  total_m = top;
+  total_l = total_l * keep + l * weight;
+  for (int c = 0; c < dim; ++c) total_o[c] = total_o[c] * keep + o[c] * weight;
+}
+
 // What one thread needs.
 struct Scratch {
   uint32_t* q;         // [rows, D] words
   State state;
+  State total;         // of the spans done; only where there are several
+  int32_t* ranks;      // [chunk] blocks that a query row has met
   uint32_t *keys, *values;
   float* scores;
   uint32_t* weights;
@@ -58,9 +93,11 @@ int64_t padded_dim(const MsaGeometry& g) { return (g.head_dim + kMsaMaxPanel - 1
 Scratch take_scratch(MsaCarver& carver, const AttendPlan& plan) {
   const MsaGeometry& g = plan.geometry;
   const int64_t rows = int64_t{plan.chunk} * g.heads_per_group;
-  Scratch s;
+  Scratch s{};
   s.q = carver.take<uint32_t>(rows * g.head_dim);
   s.state = take_state(carver, rows, padded_dim(g));
+  if (plan.has_spans) s.total = take_state(carver, rows, padded_dim(g));
+  s.ranks = carver.take<int32_t>(plan.chunk);
   s.keys = carver.take<uint32_t>(int64_t{kMsaTileKeys} * g.head_dim);
   s.values = carver.take<uint32_t>(kMsaTileKeys * padded_dim(g));
   s.scores = carver.take<float>(kMsaBatchRows * kMsaTileKeys);
@@ -98,7 +135,8 @@ class Chunk {
   int64_t num_rows() const { return int64_t{item_.q_end - item_.q_begin} * g_.heads_per_group; }
 
   void run() {
-    clear_state();
+    clear(s_.state, 0, num_rows());
+    if (joins()) clear(s_.total, 0, num_rows());
     if (position(item_.q_end - 1) < 0) return;
     pack_queries();
     switch (support_.kind) {
@@ -115,10 +153,25 @@ class Chunk {
  private:
   int64_t position(int q) const { return first_position_ + q; }
 
-  void clear_state() const {
-    std::fill_n(s_.state.o, num_rows() * in_.kernels.padded(g_.head_dim), 0.0f);
-    std::fill_n(s_.state.m, num_rows(), -std::numeric_limits<float>::infinity());
-    std::fill_n(s_.state.l, num_rows(), 0.0f);
+  // An item of several spans joins them itself.
+  bool joins() const { return in_.plan.has_spans && item_.num_splits == 1; }
+
+  void clear(const State& state, int64_t begin, int64_t count) const {
+    const int stride = in_.kernels.padded(g_.head_dim);
+    std::fill_n(state.o + begin * stride, count * stride, 0.0f);
+    std::fill_n(state.m + begin, count, -std::numeric_limits<float>::infinity());
+    std::fill_n(state.l + begin, count, 0.0f);
+  }
+
+  // A span ends for query rows [q_begin, q_end) of the sequence.
+  void end_span(int q_begin, int q_end) const {
+    const int G = g_.heads_per_group, stride = in_.kernels.padded(g_.head_dim);
+    const int64_t begin = int64_t{q_begin - item_.q_begin} * G, count = int64_t{q_end - q_begin} * G;
+    for (int64_t id = begin; id < begin + count; ++id) {
+      join_span(s_.total.o + id * stride, s_.total.m[id], s_.total.l[id], s_.state.o + id * stride, s_.state.m[id],
+                s_.state.l[id], g_.head_dim);
+    }
+    clear(s_.state, begin, count);
   }
 
   void pack_queries() const {
@@ -136,25 +189,45 @@ class Chunk {
 
   // -------------------------------------------------------------------------------- which tiles, which rows
 
-  void run_blocks() {
-    const int slots_begin = g_.topk * item_.split / item_.num_splits;
-    const int slots_end = g_.topk * (item_.split + 1) / item_.num_splits;
-    int64_t num_visits = 0;
-    for (int q = item_.q_begin; q < item_.q_end; ++q) {
-      const int64_t own = position(q) < 0 ? -1 : position(q) / g_.block;
-      const int32_t* ids = in_.args.lists + (item_.group * in_.plan.num_queries + first_row_ + q) * g_.topk;
-      for (int slot = slots_begin; slot < slots_end && ids[slot] >= 0; ++slot) {
-        M3_CHECK(ids[slot] <= own, "ids_RTK[{}, {}, {}] is block {}, but the row's own block is {}", item_.group,
-                 first_row_ + q, slot, ids[slot], own);
-        s_.visits[num_visits++] = uint64_t{static_cast<uint32_t>(ids[slot])} << 32 | static_cast<uint32_t>(q);
-      }
+  // The blocks of a row, or those of one span of it: lists may come in any order, spans go by rank.
+  int64_t add_visits(int q, uint64_t* visits) const {
+    const int64_t own = position(q) < 0 ? -1 : position(q) / g_.block;
+    const int32_t* ids = in_.args.lists + (item_.group * in_.plan.num_queries + first_row_ + q) * g_.topk;
+    int count = 0;
+    for (; count < g_.topk && ids[count] >= 0; ++count) {
+      M3_CHECK(ids[count] <= own, "ids_RTK[{}, {}, {}] is block {}, but the row's own block is {}", item_.group,
+               first_row_ + q, count, ids[count], own);
     }
+    int32_t sorted[kMaxTopk];
+    int begin = 0, end = count;
+    if (item_.num_splits > 1) {
+      std::copy_n(ids, count, sorted);
+      std::sort(sorted, sorted + count);
+      ids = sorted;
+      begin = std::min(item_.split * kBlocksPerSpan, count);
+      end = std::min(begin + kBlocksPerSpan, count);
+    }
+    for (int i = begin; i < end; ++i) {
+      *visits++ = uint64_t{static_cast<uint32_t>(ids[i])} << 32 | static_cast<uint32_t>(q);
+    }
+    return end - begin;
+  }
+
+  void run_blocks() {
+    int64_t num_visits = 0;
+    for (int q = item_.q_begin; q < item_.q_end; ++q) num_visits += add_visits(q, s_.visits + num_visits);
     std::sort(s_.visits, s_.visits + num_visits);
+    std::fill_n(s_.ranks, item_.q_end - item_.q_begin, 0);
     for (int64_t i = 0; i < num_visits;) {
       const int64_t block_id = static_cast<int64_t>(s_.visits[i] >> 32);
       int64_t end = i;
       while (end < num_visits && static_cast<int64_t>(s_.visits[end] >> 32) == block_id) ++end;
       const int64_t last = std::min<int64_t>((block_id + 1) * g_.block, position(item_.q_end - 1) + 1);
+      for (int64_t e = i; joins() && e < end; ++e) {
+        const int q = static_cast<int>(s_.visits[e] & 0xffffffffu);
+        const int rank = s_.ranks[q - item_.q_begin]++;
+        if (rank > 0 && rank % kBlocksPerSpan == 0) end_span(q, q + 1);
+      }
       look_ahead(end < num_visits ? static_cast<int64_t>(s_.visits[end] >> 32) * g_.block : -1);
       for (int64_t j = block_id * g_.block; j < last; j += kMsaTileKeys) {
         load_tile(j, static_cast<int>(std::min<int64_t>(kMsaTileKeys, last - j)));
@@ -167,17 +240,28 @@ class Chunk {
 
   // All keys, or a window with its sink, in tiles of consecutive positions.
   void run_range() {
-    const bool window = support_.kind == Kind::kWindow;
     const int64_t end = position(item_.q_end - 1) + 1;
-    const int64_t num_tiles = (end + kMsaTileKeys - 1) / kMsaTileKeys;
-    const int64_t oldest = std::max<int64_t>(position(item_.q_begin), 0) - support_.window + 1;  // of the windows
-    const int64_t window_tile = window ? std::max<int64_t>(oldest, 0) / kMsaTileKeys : 0;
-    const int64_t sink_tiles = window ? std::min((support_.sink + kMsaTileKeys - 1) / kMsaTileKeys, window_tile) : 0;
-    const int64_t count = sink_tiles + num_tiles - window_tile;
-    for (int64_t i = count * item_.split / item_.num_splits; i < count * (item_.split + 1) / item_.num_splits; ++i) {
-      const int64_t j = (i < sink_tiles ? i : i - sink_tiles + window_tile) * kMsaTileKeys;
-      load_tile(j, static_cast<int>(std::min<int64_t>(kMsaTileKeys, end - j)));
-      look_ahead(j + kMsaTileKeys < end ? j + kMsaTileKeys : -1);
+    if (support_.kind == Kind::kWindow) {
+      const int64_t oldest = std::max<int64_t>(position(item_.q_begin), 0) - support_.window + 1;  // of the windows
+      const int64_t window_tile = std::max<int64_t>(oldest, 0) / kMsaTileKeys;
+      run_tiles(0, std::min(num_tiles(support_.sink), window_tile), end);
+      run_tiles(window_tile, num_tiles(end), end);
+      return;
+    }
+    int64_t begin = 0;
+    for (int split = 0; begin < num_tiles(end); ++split) {
+      const int64_t next = std::min(span_end(begin), num_tiles(end));
+      if (item_.num_splits == 1 || split == item_.split) run_tiles(begin, next, end);
+      if (joins() && next < num_tiles(end)) end_span(item_.q_begin, item_.q_end);
+      begin = next;
+    }
+  }
+
+  void run_tiles(int64_t begin, int64_t end, int64_t num_keys) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t j = tile * kMsaTileKeys;
+      load_tile(j, static_cast<int>(std::min<int64_t>(kMsaTileKeys, num_keys - j)));
+      look_ahead(j + kMsaTileKeys < num_keys ? j + kMsaTileKeys : -1);
       for (int q = item_.q_begin; q < item_.q_end; ++q) add_query(q);
       flush();
     }
@@ -185,13 +269,11 @@ class Chunk {
 
   // Each query has its own list, so nothing is shared but the group's heads.
   void run_tokens() {
-    const int64_t slots_begin = support_.budget * item_.split / item_.num_splits;
-    const int64_t slots_end = support_.budget * (item_.split + 1) / item_.num_splits;
     for (int q = item_.q_begin; q < item_.q_end; ++q) {
       const int32_t* tokens = in_.args.lists + (first_row_ + q) * support_.budget;
-      for (int64_t slot = slots_begin; slot < slots_end && tokens[slot] >= 0; slot += kMsaTileKeys) {
+      for (int64_t slot = 0; slot < support_.budget && tokens[slot] >= 0; slot += kMsaTileKeys) {
         tile_.num_keys = 0;
-        for (int64_t t = slot; t < std::min(slot + kMsaTileKeys, slots_end) && tokens[t] >= 0; ++t) {
+        for (int64_t t = slot; t < std::min(slot + kMsaTileKeys, support_.budget) && tokens[t] >= 0; ++t) {
           M3_CHECK(tokens[t] <= position(q), "tokens_TK[{}, {}] is position {}, behind the row's own {}", first_row_ + q,
                    t, tokens[t], position(q));
           k_rows_[tile_.num_keys] = in_.k.row(item_.seq, tokens[t], item_.group);
@@ -345,13 +427,15 @@ float natural_lse(float m, float l) {
 
 void Chunk::write() const {
   const int G = g_.heads_per_group, stride = in_.kernels.padded(g_.head_dim);
+  if (joins()) end_span(item_.q_begin, item_.q_end);
+  const State& sums = joins() ? s_.total : s_.state;
   for (int q = item_.q_begin; q < item_.q_end; ++q) {
     for (int h = 0; h < G; ++h) {
       const int64_t id = int64_t{q - item_.q_begin} * G + h;
       const int64_t row = (first_row_ + q) * g_.heads() + item_.group * G + h;
-      const float l = s_.state.l[id];
-      store_row(*in_.args.o_THD, row, g_.head_dim, s_.state.o + id * stride, l == 0 ? 0.0f : 1.0f / l);
-      if (in_.args.lse_TH != nullptr) in_.args.lse_TH[row] = natural_lse(s_.state.m[id], l);
+      const float l = sums.l[id];
+      store_row(*in_.args.o_THD, row, g_.head_dim, sums.o + id * stride, l == 0 ? 0.0f : 1.0f / l);
+      if (in_.args.lse_TH != nullptr) in_.args.lse_TH[row] = natural_lse(sums.m[id], l);
     }
   }
 }
@@ -370,46 +454,25 @@ State partial_at(const AttendPlan& plan, void* workspace, const AttendItem& item
   return take_state(carver, int64_t{item.q_end - item.q_begin} * plan.geometry.heads_per_group, plan.geometry.head_dim);
 }
 
-// Joins the splits of a chunk, in order; a split without keys (m = -inf) has weight 0.
+// Joins the splits of a chunk, in order.
 void merge_splits(const Inputs& in, const AttendItem* items, float* o) {
   const MsaGeometry& g = in.plan.geometry;
   const AttendItem& item = items[0];
   const int G = g.heads_per_group, D = g.head_dim;
   for (int64_t id = 0; id < int64_t{item.q_end - item.q_begin} * G; ++id) {
-    float top = -std::numeric_limits<float>::infinity(), l = 0;
-    for (int s = 0; s < item.num_splits; ++s) top = std::max(top, partial_at(in.plan, in.args.workspace, items[s]).m[id]);
+    float m = -std::numeric_limits<float>::infinity(), l = 0;
     std::fill_n(o, D, 0.0f);
     for (int s = 0; s < item.num_splits; ++s) {
       const State part = partial_at(in.plan, in.args.workspace, items[s]);
-      if (part.l[id] == 0) continue;
-      const float weight = std::exp2(part.m[id] - top);
-      l += weight * part.l[id];
-      for (int c = 0; c < D; ++c) o[c] += weight * part.o[id * D + c];
+      join_span(o, m, l, part.o + id * D, part.m[id], part.l[id], D);
     }
     const int64_t row = (in.batch.q_begin(item.seq) + item.q_begin + id / G) * g.heads() + item.group * G + id % G;
     store_row(*in.args.o_THD, row, D, o, l == 0 ? 0.0f : 1.0f / l);
-    if (in.args.lse_TH != nullptr) in.args.lse_TH[row] = natural_lse(top, l);
+    if (in.args.lse_TH != nullptr) in.args.lse_TH[row] = natural_lse(m, l);
   }
 }
 
 // --------------------------------------------------------------------------------------------------- plan
-
-int num_splits(const AttendPlan& plan, int64_t q_len, int64_t k_len) {
-  if (q_len > kDecodeQueries) return 1;
-  const MsaGeometry& g = plan.geometry;
-  const AttendSupport& support = plan.options.support;
-  const auto cut = [](int64_t units, int64_t per_split) {
-    return static_cast<int>(std::clamp<int64_t>((units + per_split - 1) / per_split, 1, kMaxSplits));
-  };
-  const auto tiles = [](int64_t keys) { return (keys + kMsaTileKeys - 1) / kMsaTileKeys; };
-  switch (support.kind) {
-    case Kind::kBlocks: return cut(std::min<int64_t>(g.topk, (k_len + g.block - 1) / g.block), kBlocksPerSplit);
-    case Kind::kFull: return cut(tiles(k_len), kTilesPerSplit);
-    case Kind::kWindow: return cut(tiles(std::min(k_len, support.window + support.sink)), kTilesPerSplit);
-    case Kind::kTokens: return cut(tiles(std::min(k_len, support.budget)), kTilesPerSplit);
-  }
-  return 1;
-}
 
 // Query rows of a chunk. With half as many rows as there are blocks, a block meets 8 rows on average if their selections
 // are independent, which pays for packing it; with more, states no longer stay in L2. Fewer where threads would idle.
@@ -441,7 +504,9 @@ void attend_cpu_plan(AttendPlan& plan, const MsaBatch& batch) {
   MsaCarver carver(nullptr);
   for (int n = 0; n < batch.num_seqs; ++n) {
     const int64_t q_len = batch.q_len(n);
-    const int splits = num_splits(plan, q_len, batch.k_len(n));
+    const int spans = num_spans(g, plan.options.support, batch.k_len(n));
+    const int splits = q_len <= kDecodeQueries ? spans : 1;
+    plan.has_spans |= spans > 1 && splits == 1;
     // Late chunks see more keys: they go first.
     for (int64_t q = (q_len - 1) / plan.chunk * plan.chunk; q_len > 0 && q >= 0; q -= plan.chunk) {
       for (int r = 0; r < g.groups; ++r) {
