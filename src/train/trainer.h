@@ -1,0 +1,72 @@
+// A training run: batches, gradients, updates, checkpoints, log (training.md). What `m3 train` does.
+//
+// The weights after step n are a function of the configuration alone: not of threads, of when checkpoints were written
+// or of how often the run was killed and resumed (compute.batch_invariant; it is the default).
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "train/batch.h"
+#include "train/step_report.h"
+#include "train/training_checkpoint.h"
+
+namespace m3::train {
+
+struct RunOptions {
+  bool resume = false;
+  int64_t stop_after = 0;       // steps done in all; then save and return. 0: the configuration's
+  bool show_progress = false;
+  std::function<void(const StepReport&)> on_step;
+};
+
+enum class RunEnd : uint8_t { kFinished, kStopped };  // kStopped: by request_stop or stop_after; resume goes on
+
+class Trainer {
+ public:
+  // Opens tokenizer and data, makes or loads the weights. Without `resume` the output folder must hold no checkpoint.
+  Trainer(const TrainConfig& config, const RunOptions& options);
+  ~Trainer();
+
+  RunEnd run();
+
+  // What the machine can do, for MFU in the log; 0: not known.
+  void set_ceiling(double gflops) { ceiling_gflops_ = gflops; }
+
+  const TrainingState& state() const { return state_; }
+  std::filesystem::path checkpoint_folder() const { return store_.folder(state_.step); }
+  const Parameters& parameters() const { return parameters_; }
+  MemoryPlan memory_plan() const;
+
+  // Ends run() after the step that is being done, with a checkpoint. Safe in signal handlers.
+  static void request_stop();
+
+ private:
+  StepReport do_step(Batch batch);
+  void run_micro_batches(const Batch& batch, StepReport& report);
+  void update(const Batch& batch, StepReport& report);
+  std::string reason_to_skip(const StepReport& report) const;
+  void enter_stage(int64_t step);
+  void make_model(const TrainOptions& options);
+  void fit_model(const std::vector<PackedDocuments>& packs);
+  void save();
+
+  TrainConfig config_;
+  RunOptions options_;
+  double ceiling_gflops_ = 0;
+  Tokenizer tokenizer_;
+  std::vector<std::filesystem::path> companions_;
+  Parameters parameters_;
+  Optimizer optimizer_;
+  CheckpointStore store_;
+  TrainingState state_;
+  TrainSizes sizes_;
+  const StageConfig* stage_ = nullptr;
+  std::unique_ptr<TrainableModel> model_;
+  std::unique_ptr<BatchMaker> batches_;
+  std::unique_ptr<StepLog> log_;
+};
+
+// Groups that any step of the run can move.
+GroupFlags trained_groups(const TrainConfig& config);
+
+}  // namespace m3::train
