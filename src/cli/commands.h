@@ -13,7 +13,9 @@ int command_data(const Args& args);
 int command_init(const Args& args);
 int command_inspect(const Args& args);
 int command_run(const Args& args);
+int command_serve(const Args& args);  // absent in builds without Boost
 int command_tokenize(const Args& args);
+int command_train(const Args& args);
 int command_verify(const Args& args);
 
 struct Command {
@@ -25,9 +27,13 @@ struct Command {
 inline const std::vector<Command>& commands() {
   static const std::vector<Command> list = {
       {"run", "answer a prompt, or chat on a terminal", command_run},
+#ifdef M3_SERVER
+      {"serve", "serve a model over HTTP: OpenAI and Anthropic interfaces, web page", command_serve},
+#endif
       {"inspect", "architecture, tensors, parameters and memory plan of a model", command_inspect},
       {"init", "write a randomly initialised checkpoint from a config", command_init},
       {"bench", "measure operators and whole models", command_bench},
+      {"train", "train a model by a configuration, resumable", command_train},
       {"data", "make and check training data", command_data},
       {"tokenize", "text to token ids and back", command_tokenize},
       {"verify", "replay the goldens and report the measured errors", command_verify},

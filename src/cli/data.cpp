@@ -10,6 +10,7 @@
 #include "train/synthetic/clips.h"
 #include "train/synthetic/pictures.h"
 #include "train/synthetic/texts.h"
+#include "train/tokenizer_recipe.h"
 
 namespace m3::cli {
 namespace {
@@ -47,7 +48,7 @@ struct Flags {
   uint64_t seed = 0;
   double valid = .05, test = .05, near_duplicates = .8, film_fps = 1;
   int64_t shard_mib = 256, min_letters = 200, max_document_kib = 64, count = 1000;
-  std::string family = "picture", draw = "train";
+  std::string family = "picture", draw = "train", corpus, layout;
 };
 
 data::WriterOptions writer_options(const Flags& flags) {
@@ -173,11 +174,13 @@ int command_data(const Args& args) {
   Options options("data",
                   "Makes and checks training data: tar shards with an index and a manifest of hashes and counts. Actions: 'make' reads "
                   "folders of text, pages, captioned pictures and films; 'synthetic' writes generated documents; 'check' reads a data "
-                  "folder whole, decodes every picture and prints its statistics.",
+                  "folder whole, decodes every picture and prints its statistics; 'tokenizer' trains the byte-pair vocabulary of "
+                  "m3-nano on a corpus and on the strings of generated documents.",
                   "m3 data make corpus --html handbook=/usr/share/doc/debian-handbook/html/en-US --licence handbook=GPL-2+\n"
                   "  m3 data synthetic cards --family card --count 1000 --seed 1\n"
-                  "  m3 data check corpus");
-  options.positional("ACTION", flags.action, "make, synthetic or check");
+                  "  m3 data check corpus\n"
+                  "  m3 data tokenizer runs/nano-tokenizer --corpus corpus --layout tests/golden/tokenizer/tiny");
+  options.positional("ACTION", flags.action, "make, synthetic, check or tokenizer");
   options.positional("FOLDER", flags.folder, "the data folder");
   options.add("--text", flags.text, "NAME=PATH: text files, one document each");
   options.add("--html", flags.html, "NAME=PATH: pages with their local pictures in place");
@@ -198,12 +201,19 @@ int command_data(const Args& args) {
   options.choice("--family", flags.family, {"picture", "card", "clip", "repeat", "chat"}, "of synthetic documents");
   options.choice("--draw", flags.draw, {"train", "held-out", "strong"}, "items of synthetic documents: see nano.md §3");
   options.add("--count", flags.count, "number of synthetic documents");
+  options.add("--corpus", flags.corpus, "tokenizer: data folder of running text");
+  options.add("--layout", flags.layout, "tokenizer: folder of a tokenizer.json whose added tokens, pattern and size are kept");
   options.parse(args);
   if (flags.valid < 0 || flags.test < 0 || flags.valid + flags.test > 1) throw UsageError{"--valid and --test must be shares that sum to at most 1"};
   if (flags.action == "make") return make(flags);
   if (flags.action == "synthetic") return synthesise(flags);
   if (flags.action == "check") return check(flags);
-  throw UsageError{fmt::format("unknown action '{}' (want make, synthetic or check; see --help)", flags.action)};
+  if (flags.action == "tokenizer") {
+    if (flags.corpus.empty() || flags.layout.empty()) throw UsageError{"tokenizer needs --corpus and --layout (see --help)"};
+    train::train_nano_tokenizer(flags.corpus, flags.layout, flags.folder, flags.seed);
+    return 0;
+  }
+  throw UsageError{fmt::format("unknown action '{}' (want make, synthetic, check or tokenizer; see --help)", flags.action)};
 }
 
 }  // namespace m3::cli

@@ -50,14 +50,14 @@ void read_prompts(FieldReader& fields, const ModelInfo& info, ApiRequest& reques
 
 class CompletionsFormat : public AnswerFormat {
  public:
-  CompletionsFormat(const ApiRequest& request, const Tokenizer& tokenizer)
-      : tokenizer_(tokenizer), request_(request) {}
+  CompletionsFormat(const ApiRequest& request, const Tokenizer& tokenizer, std::vector<std::string> prompt_texts)
+      : tokenizer_(tokenizer), request_(request), prompt_texts_(std::move(prompt_texts)) {}
 
   JsonValue body(Answer& answer) override {
     JsonValue choices = JsonValue::array();
     for (size_t i = 0; i < answer.choices.size(); ++i) {
       AnswerChoice& choice = answer.choices[i];
-      choices.push_back(choice_json(answer, static_cast<int>(i), choice.content, choice.finish_reason));
+      choices.push_back(choice_json(answer, static_cast<int>(i), echoed(i) + choice.content, choice.finish_reason));
     }
     JsonValue body = head(answer);
     body.append_member("choices", std::move(choices));
@@ -67,7 +67,13 @@ class CompletionsFormat : public AnswerFormat {
     return body;
   }
 
-  std::string stream_begin(Answer& answer) override { return {}; }
+  std::string stream_begin(Answer& answer) override {
+    std::string out;
+    for (size_t i = 0; request_.echo && i < answer.choices.size(); ++i) {
+      out += chunk(answer, static_cast<int>(i), echoed(i), JsonValue());
+    }
+    return out;
+  }
   std::string stream_event(Answer& answer, int choice, const OutputEvent& event) override {
     return event.kind == OutputEvent::Kind::kContent ? chunk(answer, choice, event.text, JsonValue()) : "";
   }
@@ -99,6 +105,8 @@ class CompletionsFormat : public AnswerFormat {
     data.append_member("choices", json_array({choice_json(answer, choice, text, std::move(finish_reason))}));
     return sse_event("", data);
   }
+
+  std::string echoed(size_t choice) const { return request_.echo ? prompt_texts_[choice / request_.n] : ""; }
 
   // Tokens that were not sent yet go with this text.
   JsonValue choice_json(Answer& answer, int index, const std::string& text, JsonArg finish_reason) {
@@ -135,6 +143,7 @@ class CompletionsFormat : public AnswerFormat {
 
   const Tokenizer& tokenizer_;
   const ApiRequest& request_;
+  const std::vector<std::string> prompt_texts_;
 };
 
 }  // namespace
@@ -165,8 +174,9 @@ ApiRequest read_completions_request(const JsonValue& body, const ModelInfo& info
   return request;
 }
 
-std::unique_ptr<AnswerFormat> completions_format(const ApiRequest& request, const Tokenizer& tokenizer) {
-  return std::make_unique<CompletionsFormat>(request, tokenizer);
+std::unique_ptr<AnswerFormat> completions_format(const ApiRequest& request, const Tokenizer& tokenizer,
+                                                 std::vector<std::string> prompt_texts) {
+  return std::make_unique<CompletionsFormat>(request, tokenizer, std::move(prompt_texts));
 }
 
 }  // namespace m3

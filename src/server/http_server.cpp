@@ -7,14 +7,13 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <boost/beast/version.hpp>
-#include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <optional>
 #include <thread>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "server/worker_pool.h"
 
 namespace m3 {
 
@@ -39,50 +38,6 @@ const char* http_status_text(int status) {
 namespace {
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-
-// Runs handlers. Threads are joined on destruction, after the queue is empty.
-class WorkerPool {
- public:
-  explicit WorkerPool(int num_threads) {
-    for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
-  }
-  ~WorkerPool() {
-    {
-      const std::lock_guard lock(mutex_);
-      closed_ = true;
-    }
-    ready_.notify_all();
-    for (auto& thread : threads_) thread.join();
-  }
-  void post(std::function<void()> job) {
-    {
-      const std::lock_guard lock(mutex_);
-      jobs_.push_back(std::move(job));
-    }
-    ready_.notify_one();
-  }
-
- private:
-  void work() {
-    for (;;) {
-      std::function<void()> job;
-      {
-        std::unique_lock lock(mutex_);
-        ready_.wait(lock, [this] { return closed_ || !jobs_.empty(); });
-        if (jobs_.empty()) return;
-        job = std::move(jobs_.front());
-        jobs_.pop_front();
-      }
-      job();
-    }
-  }
-
-  std::mutex mutex_;  // guards jobs_ and closed_
-  std::condition_variable ready_;
-  std::deque<std::function<void()>> jobs_;
-  bool closed_ = false;
-  std::vector<std::thread> threads_;
-};
 
 // Bytes of one answer on their way from any thread to the connection's coroutine.
 class Exchange : public std::enable_shared_from_this<Exchange> {
