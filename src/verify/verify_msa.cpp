@@ -15,6 +15,7 @@
 #include "ops/dsa_select/dsa_select.h"
 #include "ops/index_select/index_select.h"
 #include "verify/msa_case.h"
+#include "verify/msa_training.h"
 #include "verify/suites.h"
 
 namespace m3::verify {
@@ -260,6 +261,14 @@ bool verify_msa(const std::filesystem::path& file, const nlohmann::ordered_json&
   if (!document.is_object() || document.value("kind", "") != "msa") return false;
   const std::string name = "msa/" + document.value("name", file.stem().string());
   report.run(name, [&] { return verify_forward(load_msa_case(file, document), report.options()); });
+  const auto& run = document.at("run");
+  if (!run.value("backward", false) && run.value("kl", "").empty()) return true;
+  if (!report.options().device.is_cpu()) {
+    report.skip(name + "/training", "attend_backward and index_kl run on the CPU so far");
+    return true;
+  }
+  report.run(name + "/training",
+             [&] { return check_msa_training(load_msa_case(file, document), document, report.options()); });
   return true;
 }
 

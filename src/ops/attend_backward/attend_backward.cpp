@@ -176,16 +176,29 @@ class ItemRun {
     const float scale = static_cast<float>(g_.logit_scale()), to_log2 = scale * kLog2e;
     const int64_t n = tile.num_keys;
     for (int64_t i = 0; i < (last - first) * G_; ++i) {
-      float* p = s_.p + i * np;
-      const int64_t in_chunk = (tile.queries[first + i / G_] - chunk_begin_) * G_ + i % G_;
+      const int32_t query = tile.queries[first + i / G_];
+      float *p = s_.p + i * np, *ds = s_.ds + i * np;
+      const int64_t in_chunk = (query - chunk_begin_) * G_ + i % G_;
       const float lse = s_.lse_log2[in_chunk];
       for (int64_t j = 0; j < n; ++j) p[j] = p[j] * to_log2 - lse;
       tiles_.exp2(p, p, n);
-      float* ds = s_.ds + i * np;
-      const float delta = s_.delta[in_chunk];
-      for (int64_t j = 0; j < n; ++j) ds[j] = scale * (p[j] * (ds[j] - delta));
       walk_.for_hidden(tile, static_cast<int>(first + i / G_), [&](int j) { p[j] = ds[j] = 0; });
+      const bool sees_this_tile_only = tile.key_begin == 0 && batch_.first_position(item_->seq) + query < n;
+      const float delta = sees_this_tile_only ? tile_delta(p, ds, n, row(query) + i % G_) : s_.delta[in_chunk];
+      for (int64_t j = 0; j < n; ++j) ds[j] = scale * (p[j] * (ds[j] - delta));
     }
+  }
+
+  // delta = sum_j P dP, as good as dP itself. Where a row sees few keys, dP - delta cancels, and dO . O would bring in the
+  // rounding of O, which is bf16 in training.
+  float tile_delta(const float* p, const float* dp, int64_t n, int64_t row) const {
+    double sum = 0, weighted = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      sum += p[j];
+      weighted += static_cast<double>(p[j]) * dp[j];
+    }
+    const float dlse = in_.dlse_TH.defined() ? in_.dlse_TH.ptr<float>()[row] : 0.0f;
+    return static_cast<float>(weighted / sum) - dlse;
   }
 
   const MsaGeometry& g_;
