@@ -72,7 +72,7 @@ class BatchMaker::Sources {
       const SourceConfig& source = config_.sources[i];
       const int64_t count = documents_at(source, step, config_.steps);
       for (int64_t slot = 0; slot < count; ++slot) {
-        const int64_t index = step / source.every * source.count + slot;
+        const int64_t index = (source.repeat ? 0 : step / source.every * source.count) + slot;
         batch.documents.push_back({make_sample(i, index, f), static_cast<int>(i)});
       }
       if (streams_[i]) batch.streams[source.name] = streams_[i]->state();

@@ -137,10 +137,7 @@ Parameters::Parameters(const ModelConfig& config, const OptimizerConfig& optimiz
   };
   visit_parameters(config_, weights_, visitor);
   visitor.matrix = [&](const std::string& name, Weight& weight) { weight = Weight(find(name).gradient); };
-  visitor.tensor = [&](const std::string& name, Tensor& tensor) {
-    const Parameter& p = find(name);
-    if (!p.is_router_bias) tensor = p.gradient;
-  };
+  visitor.tensor = [&](const std::string& name, Tensor& tensor) { tensor = find(name).gradient; };
   visit_parameters(config_, gradients_, visitor);
 }
 

@@ -2,7 +2,7 @@
 // model reads (training.md §10). Tensors that AdamW treats alike lie side by side, so that one call updates them.
 //
 //   masters    f32, every parameter
-//   gradients  f32, every parameter (the router bias has none)
+//   gradients  f32, every parameter (that of the router bias stays 0)
 //   copies     bf16, where the released form is bf16 and products are bf16; the model reads these, else the masters
 //   moments    f32 | bf16, only of groups that the run trains: what is frozen or never touched has no state
 #pragma once

@@ -160,6 +160,7 @@ SourceConfig read_source(JsonFields& fields) {
   out.every = integer(fields, "every", 1, 1, kMaxCount);
   out.from = number(fields, "from", 0, 0, 1);
   out.until = number(fields, "until", 1, 0, 1);
+  if (out.family != Family::kShards) out.repeat = fields.boolean("repeat").value_or(false);
   const bool picture = out.family == Family::kPicture;
   if (picture || out.family == Family::kClip) out.easy_until = number(fields, "easy_until", 0, 0, 1);
   if (picture || out.family == Family::kCard) out.full_prompt = fields.boolean("full_prompt").value_or(false);

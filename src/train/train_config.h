@@ -81,6 +81,7 @@ struct SourceConfig {
   double easy_until = 0;             // pictures, clips: easy with probability max(0, 1 - f / easy_until)
   double bare_until = 0, bare_min = 0;  // facts: without filler with probability max(bare_min, 1 - f / bare_until)
   bool full_prompt = false;          // pictures: behind the whole system text
+  bool repeat = false;               // the first step's documents again in every step (not shards)
   int64_t tokens = 256;              // text, facts: of a document, about
   int min_facts = 4, max_facts = 7, min_questions = 3, max_questions = 5;
   double asked_share = 0;            // facts: if above 0, this share of the facts is asked

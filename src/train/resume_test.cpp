@@ -1,0 +1,181 @@
+// Runs that are killed and resumed end with the same weights, bit for bit; broken checkpoints are refused.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "base/file.h"
+#include "base/sha256.h"
+#include "base/threads.h"
+#include "train/test_support.h"
+#include "train/trainer.h"
+
+extern char** environ;
+
+namespace m3::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kChildFolder = "M3_TEST_TRAIN_FOLDER";
+
+TrainConfig config_in(const fs::path& folder, std::vector<std::string> overrides = {}) {
+  return parse_train_config(tiny_config_json(folder.string()), "run.json", overrides);
+}
+
+// Everything that a finished run leaves: weights, masters, moments. (state.json holds measured seconds.)
+std::string result_hash(const fs::path& checkpoint) {
+  return sha256_file(checkpoint / "model.safetensors") + sha256_file(checkpoint / "training/optimizer.safetensors");
+}
+
+std::string run_whole(const fs::path& folder, std::vector<std::string> overrides = {}) {
+  Trainer trainer(config_in(folder, overrides), {});
+  EXPECT_EQ(trainer.run(), RunEnd::kFinished);
+  return result_hash(trainer.checkpoint_folder());
+}
+
+// The process that gets killed. It saves after every step, so that many kills fall into a save.
+TEST(ResumeChild, DISABLED_Run) {
+  const char* folder = std::getenv(kChildFolder);
+  ASSERT_NE(folder, nullptr);
+  Trainer trainer(config_in(folder, {"save.every=1"}), {.resume = true});
+  trainer.run();
+}
+
+pid_t start_child(const fs::path& folder) {
+  ::setenv(kChildFolder, folder.c_str(), 1);
+  const char* arguments[] = {"test_train", "--gtest_also_run_disabled_tests", "--gtest_filter=ResumeChild.*", nullptr};
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
+  pid_t child = -1;
+  const int error = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, const_cast<char**>(arguments), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  EXPECT_EQ(error, 0) << std::strerror(error);
+  return child;
+}
+
+TEST(Resume, KilledAtRandomMomentsEndsWithTheSameBits) {
+  const TestFolder whole("whole"), killed("killed");
+  const std::string expected = run_whole(whole.path());
+  std::mt19937 random(20);
+  CheckpointStore probe(killed.path(), {});
+  int kills = 0;
+  // Six kills early and late in a run, then one run to the end.
+  for (int round = 0; round < 40; ++round) {
+    const pid_t child = start_child(killed.path());
+    ASSERT_GT(child, 0);
+    int status = 0;
+    if (kills < 6) {
+      // Waits for a new checkpoint or its beginnings, then a little longer: step or save.
+      const size_t before = probe.steps().empty() ? 0 : static_cast<size_t>(probe.steps().back());
+      const auto moved = [&] {
+        const auto steps = probe.steps();
+        return (!steps.empty() && static_cast<size_t>(steps.back()) > before) || fs::exists(killed.path() / ".saving");
+      };
+      while (!moved() && ::waitpid(child, &status, WNOHANG) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
+      if (::kill(child, SIGKILL) == 0) ++kills;
+      ::waitpid(child, &status, 0);
+      continue;
+    }
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "the resumed run failed";
+    break;
+  }
+  EXPECT_EQ(result_hash(killed.path() / "step-00000012"), expected);
+}
+
+TEST(Resume, StopAndThreadsDoNotChangeTheResult) {
+  const TestFolder whole("whole1"), parts("parts");
+  set_num_threads(2);
+  const std::string expected = run_whole(whole.path());
+  set_num_threads(1);
+  {
+    Trainer trainer(config_in(parts.path()), {.stop_after = 5});
+    EXPECT_EQ(trainer.run(), RunEnd::kStopped);
+  }
+  set_num_threads(2);
+  Trainer trainer(config_in(parts.path()), {.resume = true});
+  EXPECT_EQ(trainer.state().step, 5);
+  EXPECT_EQ(trainer.run(), RunEnd::kFinished);
+  EXPECT_EQ(result_hash(trainer.checkpoint_folder()), expected);
+  // The log has every step once.
+  std::ifstream log(parts.path() / "train.jsonl");
+  std::string line;
+  int lines = 0;
+  while (std::getline(log, line)) EXPECT_NE(line.find(fmt::format("\"step\":{},", lines++)), std::string::npos) << line;
+  EXPECT_EQ(lines, 12);
+}
+
+TEST(Resume, RecomputationDoesNotChangeTheResult) {
+  const TestFolder a("keep"), b("again");
+  EXPECT_EQ(run_whole(a.path()), run_whole(b.path(), {"compute.recompute=true"}));
+}
+
+TEST(Resume, AFrozenIndexerHasNoStateAndResumes) {
+  const TestFolder whole("frozen"), parts("frozen2");
+  const std::vector<std::string> frozen = {"stages.0.freeze=frozen_index"};
+  const std::string expected = run_whole(whole.path(), frozen);
+  const SafetensorsFile state(whole.path() / "step-00000012/training/optimizer.safetensors");
+  const std::string index = "language_model.model.layers.1.self_attn.index_q_proj.weight";
+  EXPECT_TRUE(state.contains("master." + index));
+  EXPECT_FALSE(state.contains("m." + index));
+  Trainer(config_in(parts.path(), frozen), {.stop_after = 6}).run();
+  Trainer trainer(config_in(parts.path(), frozen), {.resume = true});
+  trainer.run();
+  EXPECT_EQ(result_hash(trainer.checkpoint_folder()), expected);
+}
+
+TEST(Resume, BrokenCheckpointsAreNotUsed) {
+  const TestFolder folder("broken");
+  Trainer(config_in(folder.path(), {"save.every=4"}), {.stop_after = 8}).run();
+  const fs::path last = folder.path() / "step-00000008";
+  // A flipped bit in the weights: back to step 4.
+  {
+    std::fstream file(last / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-3, std::ios::end);
+    file.put('\x5a');
+  }
+  EXPECT_THROW(verify_checkpoint(last), Error);
+  EXPECT_EQ(Trainer(config_in(folder.path()), {.resume = true}).state().step, 4);
+  // A cut optimizer state in the other one too: nothing is left.
+  fs::resize_file(folder.path() / "step-00000004/training/optimizer.safetensors", 1000);
+  EXPECT_THROW(Trainer(config_in(folder.path()), {.resume = true}), Error);
+  EXPECT_THROW(Trainer(config_in(folder.path()), {}), Error);  // nor is the folder overwritten
+}
+
+TEST(Resume, AnotherConfigurationIsRefusedByName) {
+  const TestFolder folder("other");
+  Trainer(config_in(folder.path()), {.stop_after = 2}).run();
+  try {
+    Trainer(config_in(folder.path(), {"optimizer.lr=0.5"}), {.resume = true});
+    FAIL() << "resumed with another learning rate";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("optimizer"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Resume, AFullDiskLeavesOlderCheckpointsAlone) {
+  const TestFolder folder("full");
+  Trainer trainer(config_in(folder.path()), {.stop_after = 4});
+  trainer.run();
+  // Stands for a disk that refuses: a file of the name of the work folder.
+  CheckpointStore store(folder.path(), {});
+  TrainingState state = trainer.state();
+  state.step = 5;
+  EXPECT_THROW(store.save(config_in(folder.path()), trainer.parameters(), state, {folder.path() / "no such companion"}), Error);
+  EXPECT_EQ(store.steps(), std::vector<int64_t>{4});
+  EXPECT_FALSE(fs::exists(folder.path() / ".saving"));
+  EXPECT_NO_THROW(verify_checkpoint(store.folder(4)));
+}
+
+}  // namespace
+}  // namespace m3::train

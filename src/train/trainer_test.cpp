@@ -1,0 +1,95 @@
+#include "train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "train/test_support.h"
+
+namespace m3::train {
+namespace {
+
+// The same 32 documents in every step: count documents with every = steps always give slots 0..count - 1 of step 0, so
+// the run is one where the pool of documents is as large as the batch.
+TEST(Trainer, OverfitsThirtyTwoMultimodalDocuments) {
+  const TestFolder folder("overfit");
+  const TrainConfig config = parse_train_config(
+      tiny_config_json(folder.str()), "run.json",
+      {"steps=300", "optimizer.lr=8e-3", "optimizer.vision.lr_factor=0.5", "optimizer.text.weight_decay=0", "schedule.warmup_steps=20",
+       "sources.cards.count=14", "sources.clips.count=4", "sources.chat.count=14", "sources.cards.repeat=true",
+       "sources.clips.repeat=true", "sources.chat.repeat=true", "compute.micro_batch_tokens=1024", "compute.micro_batch_patches=4096",
+       "save.every=100000"});
+  double first = 0, last = 0;
+  RunOptions options;
+  options.on_step = [&](const StepReport& report) {
+    ASSERT_EQ(report.num_documents, 32);
+    if (report.step == 0) first = report.loss.ce;
+    last = report.loss.ce;
+  };
+  Trainer trainer(config, options);
+  trainer.run();
+  EXPECT_GT(first, 5.0);
+  EXPECT_LT(last, 0.05);
+}
+
+TEST(Trainer, MicroBatchesDoNotChangeTheLoss) {
+  const TestFolder one("one"), many("many");
+  std::vector<double> losses;
+  for (const auto& [folder, tokens] : {std::pair{one.str(), 100000}, {many.str(), 1}}) {
+    const TrainConfig config =
+        parse_train_config(tiny_config_json(folder), "run.json", {"steps=4", fmt::format("compute.micro_batch_tokens={}", tokens)});
+    RunOptions options;
+    options.on_step = [&](const StepReport& report) {
+      EXPECT_EQ(report.num_micro_batches, tokens == 1 ? 5 : 1);
+      losses.push_back(report.loss.total());
+    };
+    Trainer(config, options).run();
+  }
+  // Gradients are sums in another order: the losses of later steps agree to fp32.
+  for (int i = 0; i < 4; ++i) EXPECT_NEAR(losses[i], losses[i + 4], 2e-4) << i;
+}
+
+TEST(Trainer, NonFiniteGradientsAreSkippedWithARecordAndThenStop) {
+  const TestFolder folder("nan");
+  const TrainConfig config = parse_train_config(tiny_config_json(folder.str()), "run.json", {"guard.max_skipped=3", "steps=10"});
+  std::vector<std::string> reasons;
+  std::vector<size_t> documents;
+  RunOptions options;
+  options.on_step = [&](const StepReport& report) {
+    reasons.push_back(report.skipped);
+    documents.push_back(report.documents.size());
+  };
+  Trainer trainer(config, options);
+  float* norm = trainer.parameters().find("language_model.model.norm.weight").master.ptr<float>();
+  norm[3] = NAN;
+  EXPECT_THROW(trainer.run(), Error);
+  ASSERT_EQ(reasons.size(), 2u);  // the third stops the run
+  EXPECT_NE(reasons[0].find("not finite"), std::string::npos);
+  EXPECT_EQ(documents[0], 5u);
+  EXPECT_EQ(trainer.state().num_updates[0], 0);
+}
+
+TEST(Trainer, AGroupWithoutGradientKeepsItsWeights) {
+  const TestFolder folder("late");
+  // Pictures come in the second half only: until then weight decay must not touch the tower.
+  const TrainConfig config = parse_train_config(tiny_config_json(folder.str()), "run.json",
+                                                {"steps=6", "sources.cards.from=0.5", "sources.clips.from=0.5"});
+  Trainer trainer(config, {.stop_after = 3});
+  const Tensor master = trainer.parameters().find("multi_modal_projector.linear_1.weight").master;
+  const std::vector<float> before(master.ptr<float>(), master.ptr<float>() + master.numel());
+  trainer.run();
+  EXPECT_EQ(before, std::vector<float>(master.ptr<float>(), master.ptr<float>() + master.numel()));
+  EXPECT_EQ(trainer.state().num_updates[static_cast<int>(Group::kVision)], 0);
+  Trainer resumed(config, {.resume = true});
+  resumed.run();
+  EXPECT_EQ(resumed.state().num_updates[static_cast<int>(Group::kVision)], 3);
+}
+
+TEST(Flops, ByHand) {
+  EXPECT_EQ(causal_pairs(5), 15);
+  EXPECT_EQ(selected_pairs(100, 128, 4), 5050);
+  EXPECT_EQ(selected_pairs(8192, 128, 16), 14290944);  // msa.md §13, E at 8K
+}
+
+}  // namespace
+}  // namespace m3::train
