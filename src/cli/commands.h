@@ -10,8 +10,10 @@ using Args = std::vector<std::string>;
 
 int command_bench(const Args& args);
 int command_data(const Args& args);
+int command_eval(const Args& args);
 int command_init(const Args& args);
 int command_inspect(const Args& args);
+int command_plot(const Args& args);
 int command_run(const Args& args);
 int command_serve(const Args& args);  // absent in builds without Boost
 int command_tokenize(const Args& args);
@@ -34,6 +36,8 @@ inline const std::vector<Command>& commands() {
       {"init", "write a randomly initialised checkpoint from a config", command_init},
       {"bench", "measure operators and whole models", command_bench},
       {"train", "train a model by a configuration, resumable", command_train},
+      {"eval", "what a trained model can do, with chance beside it", command_eval},
+      {"plot", "curves of training runs", command_plot},
       {"data", "make and check training data", command_data},
       {"tokenize", "text to token ids and back", command_tokenize},
       {"verify", "replay the goldens and report the measured errors", command_verify},

@@ -1,0 +1,53 @@
+// m3 eval: what a trained model can do, with chance beside each figure.
+#include <fmt/core.h>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/threads.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "train/eval/evaluator.h"
+
+namespace m3::cli {
+
+int command_eval(const Args& args) {
+  std::string model, corpus, out;
+  std::vector<std::string> texts;
+  eval::EvalOptions eval_options;
+  int threads = 0;
+  bool json = false, msa_only = false;
+  Options options("eval",
+                  "Measures a model on documents that training never draws: pictures, clips, facts hidden in long text (with MSA, and "
+                  "the same weights with a random index, a window, dense attention), chat, bits per byte. An answer counts if all of "
+                  "it is right, greedily decoded.",
+                  "m3 eval runs/nano/seed-0/step-00011400 --corpus runs/nano/corpus\n"
+                  "  m3 eval models/m3-nano --only facts --corpus runs/nano/corpus --json");
+  options.positional("MODEL", model, "a model folder with its tokenizer, e.g. a checkpoint of m3 train");
+  options.add("--corpus", corpus, "data folder of m3 data: its held-out pages hide the facts and give the bits per byte");
+  options.add("--text", texts, "text file for bits per byte, instead of the corpus");
+  options.add("--count", eval_options.count, "documents a test");
+  options.add("--seed", eval_options.seed, "of the documents");
+  options.add("--only", eval_options.filter, "only measures whose name contains this");
+  options.flag("--msa-only", msa_only, "facts without the comparison of attentions");
+  options.add("--threads", threads, "CPU threads (0: all)");
+  options.flag("--json", json, "a JSON list on stdout instead of the table");
+  options.add("--out", out, "also write the JSON list into this file");
+  options.parse(args);
+  if (eval_options.count < 1) throw UsageError{"--count must be at least 1"};
+  set_num_threads(threads);
+  eval_options.corpus = corpus;
+  eval_options.texts.assign(texts.begin(), texts.end());
+  eval_options.compare_attention = !msa_only;
+
+  const Checkpoint checkpoint = Checkpoint::open(model);
+  eval::Evaluator evaluator(checkpoint, eval_options);
+  const std::vector<eval::Measure> measures = evaluator.run([](const eval::Measure& m) {
+    fmt::print(stderr, "{} ({}): {:.3f} {}\n", m.name, m.attention, m.value, m.unit);
+  });
+  M3_CHECK(!measures.empty(), "no measure is called '{}'", eval_options.filter);
+  fmt::print("{}", json ? eval::measures_json(measures) : eval::measures_table(measures));
+  if (!out.empty()) write_file_atomic(out, eval::measures_json(measures));
+  return 0;
+}
+
+}  // namespace m3::cli
