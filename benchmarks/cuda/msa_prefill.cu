@@ -3,7 +3,7 @@
 // Cold cache: calls rotate over input sets that are at least 256 MB apart. One call = one CUDA graph;
 // median, p10 and p90 over the rounds. Index queries are AR(1) along the sequence with the given rho
 // (0: independent). Prints one JSON line per case and stage (hopper.md §9).
-//   msa_prefill [--rounds 20] [--rho 0.99] [--only 32768,300+131072,dense:8192] [--paths tile,hybrid]
+//   msa_prefill [--rounds 20] [--rho 0.99] [--only 32768,300+131072,dense:8192] [--paths tile,hybrid,t2]
 //   a case is new tokens[+cached tokens], several sequences joined by '/'
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -20,6 +20,7 @@
 
 #include "base/rng.h"
 #include "ops/attend/attend_cuda.h"
+#include "ops/attend/attend_sm90.h"
 #include "ops/index_select/index_select_cuda.h"
 #include "tensor/cuda_check.h"
 
@@ -162,12 +163,14 @@ class Workload {
                        .num_pages = pages_, .ids_RTK = ids_, .workspace = workspace_},
                       path, stream);
   }
-  void attend(int set, AttendPath path, Stream stream) {
+  // `threshold` above 0: the prefill kernels with that threshold, whatever the path.
+  void attend(int set, AttendPath path, Stream stream, int threshold = 0) {
     const InputSet& s = sets_[set];
-    attend_cuda({.geometry = geometry_, .batch = batch_, .support = support(), .q_THD = s.q, .k = s.k, .v = s.v,
-                 .num_pages = pages_, .lists = case_.dense ? nullptr : ids_, .o_THD = s.o, .lse_TH = lse_,
-                 .workspace = workspace_},
-                path, stream);
+    const AttendCudaArgs args = {.geometry = geometry_, .batch = batch_, .support = support(), .q_THD = s.q, .k = s.k, .v = s.v,
+                                 .num_pages = pages_, .lists = case_.dense ? nullptr : ids_, .o_THD = s.o, .lse_TH = lse_,
+                                 .workspace = workspace_};
+    if (threshold > 0) return attend_sm90(args, threshold, stream);
+    attend_cuda(args, path, stream);
   }
 
   // Mean size of the union of the lists of 4 neighbouring queries of one group, over sampled tiles.
@@ -264,7 +267,23 @@ class Workload {
   uint8_t* workspace_ = nullptr;
 };
 
-void run_case(const Case& c, float rho, int rounds, const std::vector<AttendPath>& paths) {
+struct Variant {
+  std::string name;
+  AttendPath path;
+  int threshold = 0;
+};
+
+// A path's name, or tN: the prefill kernels with threshold N.
+Variant parse_variant(const std::string& name) {
+  for (AttendPath path : {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows}) {
+    if (name == attend_path_name(path)) return {name, path};
+  }
+  const int threshold = name[0] == 't' ? std::atoi(name.c_str() + 1) : 0;
+  M3_CHECK(threshold >= 1 && threshold <= 5, "--paths: '{}' is unknown, want general, tile, hybrid, rows, t1 .. t5", name);
+  return {name, AttendPath::kHybrid, threshold};
+}
+
+void run_case(const Case& c, float rho, int rounds, const std::vector<Variant>& variants) {
   Workload w(c, rho);
   if (c.dense) {
     w.measure("dense", rounds, w.attend_flop(), [&](int set, Stream s) { w.attend(set, AttendPath::kTile, s); });
@@ -273,12 +292,11 @@ void run_case(const Case& c, float rho, int rounds, const std::vector<AttendPath
   w.measure("index", rounds, w.index_flop(), [&](int set, Stream s) { w.index(set, s); });
   std::printf("{\"case\": \"%s\", \"rho\": %.3f, \"union_of_4\": %.2f}\n", c.name.c_str(), rho, w.union_of_4());
   std::fflush(stdout);
-  for (AttendPath path : paths) {
-    const std::string name = attend_path_name(path);
-    w.measure(("attend " + name).c_str(), rounds, w.attend_flop(), [&](int set, Stream s) { w.attend(set, path, s); });
+  for (const auto& [name, path, threshold] : variants) {
+    w.measure(("attend " + name).c_str(), rounds, w.attend_flop(), [&](int set, Stream s) { w.attend(set, path, s, threshold); });
     w.measure(("whole " + name).c_str(), rounds, w.index_flop() + w.attend_flop(), [&](int set, Stream s) {
       w.index(set, s);
-      w.attend(set, path, s);
+      w.attend(set, path, s, threshold);
     });
   }
 }
@@ -298,7 +316,7 @@ int main(int argc, char** argv) {
   int rounds = 20;
   std::vector<float> rhos = {0.0f, 0.99f};
   std::vector<std::string> cases = {"8192", "16384", "32768", "65536", "131072", "300+131072", "dense:8192", "dense:32768"};
-  std::vector<AttendPath> paths = {AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows};
+  std::vector<std::string> paths = {"tile", "hybrid", "rows"};
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string arg = argv[i], value = argv[i + 1];
     if (arg == "--rounds") rounds = std::atoi(value.c_str());
@@ -307,23 +325,18 @@ int main(int argc, char** argv) {
       for (const std::string& part : split(value)) rhos.push_back(std::strtof(part.c_str(), nullptr));
     }
     if (arg == "--only") cases = split(value);
-    if (arg == "--paths") {
-      paths.clear();
-      for (const std::string& part : split(value)) {
-        for (AttendPath path : {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows}) {
-          if (part == attend_path_name(path)) paths.push_back(path);
-        }
-      }
-    }
+    if (arg == "--paths") paths = split(value);
   }
   try {
     cudaDeviceProp prop;
     M3_CUDA_CHECK(cudaGetDeviceProperties(&prop, 0));
     std::printf("{\"device\": \"%s\", \"sms\": %d}\n", prop.name, prop.multiProcessorCount);
+    std::vector<Variant> variants;
+    for (const std::string& name : paths) variants.push_back(parse_variant(name));
     for (const std::string& text : cases) {
       const Case c = parse_case(text);
       for (float rho : rhos) {
-        run_case(c, rho, rounds, paths);
+        run_case(c, rho, rounds, variants);
         if (c.dense) break;
       }
     }

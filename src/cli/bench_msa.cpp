@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "base/threads.h"
 #include "cli/bench.h"
+#include "cli/bench_msa_cuda.h"
 #include "cli/options.h"
 #include "ops/attend/attend.h"
 #include "ops/dsa_select/dsa_select.h"
@@ -34,7 +35,7 @@ constexpr int64_t kMostCacheBytes = int64_t{3} << 30;  // of all caches together
 constexpr int64_t kDecodeNew = 16;                     // up to so many new tokens are measured as a decode step
 
 struct MsaFlags {
-  std::string context = "8192,32768", attention = "msa,full", dtype = "bf16", json;
+  std::string context = "8192,32768", attention = "msa,full", dtype = "bf16", device = "cpu", workload, json;
   int64_t num_new = 0, runs = 3, steps = 24;
   int threads = 0;
   double rho = 0;
@@ -213,8 +214,10 @@ MsaFlags parse(const Args& args) {
   options.add("--new", flags.num_new, "query tokens at its end (0: all, a prefill; up to 16: a decode step)");
   options.add("--attention", flags.attention, "kinds to compare: a list of msa, full, window, dsa");
   options.choice("--dtype", flags.dtype, {"bf16", "f32"}, "inputs, cache and arithmetic");
+  options.choice("--device", flags.device, {"cpu", "cuda"}, "where it runs; cuda: msa and full in bf16, one CUDA graph a call");
+  options.add("--workload", flags.workload, "with --device cuda: the cases of this file (prefill_shapes.json) instead of --context");
   options.add("--rho", flags.rho, "correlation of neighbouring index queries");
-  options.add("--runs", flags.runs, "runs of a prefill");
+  options.add("--runs", flags.runs, "runs of a prefill; on a GPU of every case");
   options.add("--steps", flags.steps, "steps of a decode");
   options.add("--threads", flags.threads, "CPU threads (0: all)");
   options.add("--json", flags.json, "write the results to this file");
@@ -232,6 +235,11 @@ int bench_msa(const Args& args) {
   const std::vector<std::string> kinds = parse_kinds(flags.attention);
   const std::vector<int64_t> contexts = parse_numbers("--context", flags.context);
   set_num_threads(flags.threads);
+  if (flags.device == "cuda") {
+    return bench_msa_cuda({.contexts = contexts, .kinds = kinds, .num_new = flags.num_new, .workload = flags.workload,
+                           .rho = flags.rho, .rounds = flags.runs, .json = flags.json}, args);
+  }
+  if (!flags.workload.empty()) throw UsageError{"--workload needs --device cuda"};
   const MsaGeometry g = msa_geometry_m3();
   const int64_t value_bytes = flags.dtype == "f32" ? 4 : 2;
   const MachineCeiling ceiling = measure_machine_ceiling();

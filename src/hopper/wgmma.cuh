@@ -31,7 +31,9 @@ __device__ __forceinline__ uint64_t descriptor_mn_major(const void* smem, uint32
 }
 
 __device__ __forceinline__ uint64_t descriptor_advance(uint64_t descriptor, uint32_t bytes) {
-  return descriptor + (bytes >> 4);
+  // The address stays in the low word: a 64-bit sum would cost a carry per product.
+  const uint32_t low = static_cast<uint32_t>(descriptor) + (bytes >> 4);
+  return (descriptor & 0xffffffff00000000u) | low;
 }
 
 // --- ordering

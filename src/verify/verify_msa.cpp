@@ -206,7 +206,14 @@ std::string check_selection(const MsaCase& c, const Layout& layout, MsaMemory& m
 
 // ------------------------------------------------------------------------------------------------ attention
 
+// Selecting single tokens has a CPU path only; on a GPU the lists (logical positions, the same for every
+// layout) are made on the host and copied.
 Tensor dsa_lists(const MsaCase& c, const Layout& layout, MsaMemory& memory) {
+  if (!memory.device().is_cpu()) {
+    MsaMemory host{Device{}};
+    const Tensor tokens = dsa_lists(c, packed_layout(c, host), host);
+    return memory.upload({tokens.ptr<int32_t>(), tokens.ptr<int32_t>() + tokens.numel()}, tokens.shape());
+  }
   const int64_t T = c.num_queries(), budget = c.support.budget;
   const DsaGeometry g{.heads = c.dsa_heads, .index_dim = c.geometry.index_dim, .block = c.geometry.block, .budget = budget};
   const Tensor qx = memory.upload(c.inputs.at("qx"), c.dtype, {T, g.heads, g.index_dim});
@@ -251,6 +258,7 @@ std::string verify_forward(const MsaCase& c, const Options& options) {
     detail += (detail.empty() ? "" : "; ") + std::string(layout.name) + ": ";
     if (c.has_selection) detail += check_selection(c, layout, memory) + ", ";
     detail += check_attention(c, layout, memory, bf16_arithmetic);
+    if (c.mode == "dsa" && !memory.device().is_cpu()) detail += " (token lists from the CPU: dsa_select has no GPU path)";
   }
   return detail;
 }

@@ -75,7 +75,7 @@ AttendPath attend_cuda_path(const MsaGeometry& g, const MsaBatch& batch, const A
   if (!bf16 || !has_blocks_or_all(support) || g.logit_scale() <= 0) return AttendPath::kGeneral;
   if (is_decode(g, batch)) return AttendPath::kDecode;
   const bool shape = g.head_dim == 128 && g.block == 128 && g.heads_per_group == 16;
-  const bool topk = g.topk == 4 || g.topk == 8 || g.topk == 16 || g.topk == 32;
+  const bool topk = g.topk == 4 || g.topk == 16;
   if (!shape || (support.kind == AttendSupport::Kind::kBlocks && !topk)) return AttendPath::kGeneral;
   const bool pairs_pay = support.kind == AttendSupport::Kind::kBlocks && batch.num_queries >= kHybridQueries;
   return pairs_pay ? AttendPath::kHybrid : AttendPath::kTile;

@@ -130,10 +130,10 @@ const AttendPath kBlockPaths[] = {AttendPath::kTile, AttendPath::kHybrid, Attend
 
 TEST(AttendCuda, hopper_paths_equal_cpu_over_generated_cases) {
   M3_SKIP_WITHOUT_GPU();
-  for (int i = 0; i < 120; ++i) {
+  for (int i = 0; i < 200; ++i) {
     Philox rng(500 + i);
-    const int topks[] = {4, 8, 16, 32}, groups[] = {1, 2, 4};
-    const MsaGeometry g = fast(groups[rng.below(3)], topks[rng.below(4)]);
+    const int topks[] = {4, 16}, groups[] = {1, 2, 4};
+    const MsaGeometry g = fast(groups[rng.below(3)], topks[rng.below(2)]);
     const Data d = make_data(g, random_lengths(rng), DType::kBF16, 500 + i, i % 3 == 0 ? 4.0 : 1.0);
     SCOPED_TRACE(fmt::format("seed {} groups {} topk {} sequences {}", d.seed, g.groups, g.topk, d.num_seqs()));
     const DeviceData gpu(d);
@@ -222,6 +222,11 @@ TEST(AttendCuda, general_path_equals_reference_over_geometries_types_and_support
       {.groups = 1, .heads_per_group = 8, .head_dim = 256, .index_dim = 16, .block = 32, .topk = 5, .local = 2, .init = 1},
       {.groups = 2, .heads_per_group = 4, .head_dim = 64, .index_dim = 16, .block = 64, .topk = 2, .scale = 0.3},
       fast(2, 4),
+      // Geometries of M3's family that the fast paths do not have: G 1, 2, 4, 8; D 64; B 64; K 64.
+      {.groups = 2, .heads_per_group = 1, .head_dim = 128, .index_dim = 16, .block = 128, .topk = 4},
+      {.groups = 2, .heads_per_group = 2, .head_dim = 128, .index_dim = 16, .block = 64, .topk = 4},
+      {.groups = 1, .heads_per_group = 4, .head_dim = 128, .index_dim = 16, .block = 128, .topk = 8},
+      {.groups = 1, .heads_per_group = 8, .head_dim = 64, .index_dim = 16, .block = 64, .topk = 64},
   };
   uint64_t seed = 100;
   for (const MsaGeometry& g : geometries) {
@@ -241,6 +246,55 @@ TEST(AttendCuda, general_path_equals_reference_over_geometries_types_and_support
       }
     }
   }
+}
+
+// Which path a call takes: by types, geometry and the host's bounds of the lengths.
+TEST(AttendCuda, path_follows_types_geometry_and_sizes) {
+  const auto path = [](const MsaGeometry& g, int64_t num_queries, int64_t max_q_len, const AttendSupport& support,
+                       DType dtype = DType::kBF16, KvLayout layout = KvLayout::kPaged) {
+    const MsaBatch batch{.layout = layout, .num_seqs = 2, .num_queries = num_queries, .max_q_len = max_q_len, .max_k_len = 131072};
+    return attend_cuda_path(g, batch, support, dtype, dtype, dtype);
+  };
+  const MsaGeometry m3 = fast(4, 16);
+  const AttendSupport blocks = AttendSupport::blocks(), full = AttendSupport::full();
+  EXPECT_EQ(path(m3, 2, 1, blocks), AttendPath::kDecode);
+  EXPECT_EQ(path(m3, 32, 16, blocks), AttendPath::kDecode);
+  EXPECT_EQ(path(m3, 2, 1, full), AttendPath::kDecode);
+  EXPECT_EQ(path(m3, 2, 1, blocks, DType::kBF16, KvLayout::kPacked), AttendPath::kTile) << "decode reads pages";
+  EXPECT_EQ(path(m3, 34, 17, blocks), AttendPath::kTile);
+  EXPECT_EQ(path(m3, 255, 200, blocks), AttendPath::kTile);
+  EXPECT_EQ(path(m3, 256, 200, blocks), AttendPath::kHybrid);
+  EXPECT_EQ(path(m3, 131072, 131072, blocks), AttendPath::kHybrid);
+  EXPECT_EQ(path(m3, 131072, 131072, full), AttendPath::kTile);
+  EXPECT_EQ(path(m3, 131072, 131072, AttendSupport::sliding(512, 0)), AttendPath::kGeneral);
+  EXPECT_EQ(path(m3, 131072, 131072, blocks, DType::kF32), AttendPath::kGeneral);
+  EXPECT_EQ(path(fast(4, 8), 131072, 131072, blocks), AttendPath::kGeneral);
+  EXPECT_EQ(path(fast(1, 4), 131072, 131072, blocks), AttendPath::kHybrid);
+  for (const int heads : {1, 2, 4, 8}) {
+    MsaGeometry g = m3;
+    g.heads_per_group = heads;
+    EXPECT_EQ(path(g, 131072, 131072, blocks), AttendPath::kGeneral) << heads;
+  }
+  MsaGeometry narrow = m3, small = m3;
+  narrow.head_dim = 64, small.block = 64;
+  EXPECT_EQ(path(narrow, 131072, 131072, blocks), AttendPath::kGeneral);
+  EXPECT_EQ(path(small, 131072, 131072, blocks), AttendPath::kGeneral);
+}
+
+// Small enough for compute-sanitizer (scripts/gpu-check.sh): pairs, shared blocks, empty rows, a partial block.
+TEST(AttendCuda, small_case_of_every_path) {
+  M3_SKIP_WITHOUT_GPU();
+  const Data d = make_data(fast(2, 4), {{70, 1500}, {20, 700}, {2, 0}}, DType::kBF16, 13);
+  const DeviceData gpu(d);
+  const Buffer ids = select_ids(d);
+  const DeviceTensor lists(ids.tensor());
+  const Output want = attend_host(d, AttendSupport::blocks(), ids.tensor(), false);
+  for (AttendPath path : {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows}) {
+    SCOPED_TRACE(attend_path_name(path));
+    expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists), want, kBf16);
+  }
+  const Output all = attend_host(d, AttendSupport::full(), {}, false);
+  expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kTile, AttendSupport::full(), {}), all, kBf16);
 }
 
 // T01: up to K blocks the operator equals dense attention.

@@ -11,9 +11,9 @@
 namespace m3 {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = 4, kMaxDim = 256, kPerLane = kMaxDim / 32;
 
-template <typename Query, typename Kv, typename Out, int kPerLane>
+template <typename Kv>
 struct Row {
   const AttendCudaArgs& args;
   const MsaSequence& seq;
@@ -59,18 +59,21 @@ struct Row {
 };
 
 // One (query row i, head h) by one warp; q is the warp's [D] in shared memory.
-template <typename Query, typename Kv, typename Out, int kPerLane>
+template <typename Kv>
 __device__ void attend_row(const AttendCudaArgs& args, float scale_log2, int64_t i, int h, float* q, int lane) {
   const MsaGeometry& g = args.geometry;
   const int D = g.head_dim, r = h / g.heads_per_group;
   const int64_t row = i * g.groups * g.heads_per_group + h;
   __syncwarp();  // the previous row is done with q
-  for (int c = lane; c < D; c += 32) q[c] = msa_load(static_cast<const Query*>(args.q_THD) + row * D + c) * scale_log2;
+  for (int c = lane; c < D; c += 32) {
+    q[c] = scale_log2 * (args.query_dtype == DType::kBF16 ? msa_load(static_cast<const __nv_bfloat16*>(args.q_THD) + row * D + c)
+                                                          : static_cast<const float*>(args.q_THD)[row * D + c]);
+  }
   __syncwarp();
 
   const MsaSequence seq = msa_sequence(args.batch, msa_find(args.batch.cu_q, args.batch.num_seqs, static_cast<int32_t>(i)));
   const int p = seq.first_position + static_cast<int>(i) - seq.q_begin;
-  Row<Query, Kv, Out, kPerLane> state{args, seq, q, r, lane};
+  Row<Kv> state{args, seq, q, r, lane};
   if (p >= 0) {
     const AttendSupport& support = args.support;
     if (support.kind == AttendSupport::Kind::kBlocks) {
@@ -95,31 +98,37 @@ __device__ void attend_row(const AttendCudaArgs& args, float scale_log2, int64_t
   }
   const float inverse = state.sum == 0 ? 0.0f : 1.0f / state.sum;
   for (int t = 0; t < kPerLane; ++t) {
-    if (lane + 32 * t < D) msa_store(static_cast<Out*>(args.o_THD) + row * D + lane + 32 * t, state.out[t] * inverse);
+    if (lane + 32 * t >= D) break;
+    const int64_t at = row * D + lane + 32 * t;
+    if (args.out_dtype == DType::kBF16) {
+      msa_store(static_cast<__nv_bfloat16*>(args.o_THD) + at, state.out[t] * inverse);
+    } else {
+      static_cast<float*>(args.o_THD)[at] = state.out[t] * inverse;
+    }
   }
   if (lane == 0 && args.lse_TH != nullptr) {
     args.lse_TH[row] = state.sum == 0 ? -INFINITY : (state.maximum + log2f(state.sum)) * 0.6931471805599453f;
   }
 }
 
-template <typename Query, typename Kv, typename Out, int kPerLane>
+template <typename Kv>
 __global__ void __launch_bounds__(kWarps * 32) attend_general_kernel(const AttendCudaArgs args, float scale_log2) {
-  __shared__ float q[kWarps][kPerLane * 32];
+  __shared__ float q[kWarps][kMaxDim];
   const int H = args.geometry.groups * args.geometry.heads_per_group, warp = threadIdx.x / 32;
   const int64_t row = int64_t{blockIdx.x} * kWarps + warp;
   if (row >= args.batch.num_queries * H) return;
-  attend_row<Query, Kv, Out, kPerLane>(args, scale_log2, row / H, static_cast<int>(row % H), q[warp], threadIdx.x % 32);
+  attend_row<Kv>(args, scale_log2, row / H, static_cast<int>(row % H), q[warp], threadIdx.x % 32);
 }
 
 __global__ void __launch_bounds__(kWarps * 32)
     attend_repair_kernel(const AttendCudaArgs args, float scale_log2, const AttendRepairRow* rows, const int32_t* count) {
-  __shared__ float q[kWarps][128];
+  __shared__ float q[kWarps][kMaxDim];
   const int G = args.geometry.heads_per_group, warp = threadIdx.x / 32;
   const int64_t total = int64_t{*count} * G;
   for (int64_t work = int64_t{blockIdx.x} * kWarps + warp; work < total; work += int64_t{gridDim.x} * kWarps) {
     const AttendRepairRow row = rows[work / G];
     const int head = row.group * G + static_cast<int>(work % G);
-    attend_row<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16, 4>(args, scale_log2, row.query, head, q[warp], threadIdx.x % 32);
+    attend_row<__nv_bfloat16>(args, scale_log2, row.query, head, q[warp], threadIdx.x % 32);
   }
 }
 
@@ -127,44 +136,15 @@ float scale_log2_of(const AttendCudaArgs& args) {
   return static_cast<float>(args.geometry.logit_scale() * 1.4426950408889634);
 }
 
-template <typename Query, typename Kv, typename Out>
-void launch(const AttendCudaArgs& args, cudaStream_t stream) {
-  const MsaGeometry& g = args.geometry;
-  const float scale_log2 = scale_log2_of(args);
-  const int64_t ctas = (args.batch.num_queries * g.heads() + kWarps - 1) / kWarps;
-  const auto grid = static_cast<unsigned>(ctas);
-  if (g.head_dim <= 128) {
-    attend_general_kernel<Query, Kv, Out, 4><<<grid, kWarps * 32, 0, stream>>>(args, scale_log2);
-  } else {
-    M3_CHECK(g.head_dim <= 256, "attend: head_dim {}, the GPU path goes up to 256", g.head_dim);
-    attend_general_kernel<Query, Kv, Out, 8><<<grid, kWarps * 32, 0, stream>>>(args, scale_log2);
-  }
-  M3_CUDA_CHECK(cudaGetLastError());
-}
-
-template <typename Query, typename Kv>
-void launch_out(const AttendCudaArgs& args, cudaStream_t stream) {
-  if (args.out_dtype == DType::kBF16) {
-    launch<Query, Kv, __nv_bfloat16>(args, stream);
-  } else {
-    launch<Query, Kv, float>(args, stream);
-  }
-}
-
 }  // namespace
 
 void attend_general(const AttendCudaArgs& args, Stream stream) {
-  const auto handle = static_cast<cudaStream_t>(stream.handle);
-  const bool query_bf16 = args.query_dtype == DType::kBF16, kv_bf16 = args.kv_dtype == DType::kBF16;
-  if (query_bf16 && kv_bf16) {
-    launch_out<__nv_bfloat16, __nv_bfloat16>(args, handle);
-  } else if (query_bf16) {
-    launch_out<__nv_bfloat16, float>(args, handle);
-  } else if (kv_bf16) {
-    launch_out<float, __nv_bfloat16>(args, handle);
-  } else {
-    launch_out<float, float>(args, handle);
-  }
+  const MsaGeometry& g = args.geometry;
+  M3_CHECK(g.head_dim <= kMaxDim, "attend: head_dim {}, the GPU path goes up to {}", g.head_dim, kMaxDim);
+  const auto kernel = args.kv_dtype == DType::kBF16 ? attend_general_kernel<__nv_bfloat16> : attend_general_kernel<float>;
+  const int64_t ctas = (args.batch.num_queries * g.heads() + kWarps - 1) / kWarps;
+  kernel<<<static_cast<unsigned>(ctas), kWarps * 32, 0, static_cast<cudaStream_t>(stream.handle)>>>(args, scale_log2_of(args));
+  M3_CUDA_CHECK(cudaGetLastError());
 }
 
 void attend_repair(const AttendCudaArgs& args, const AttendRepairRow* rows, const int32_t* count, Stream stream) {

@@ -182,10 +182,10 @@ AttendSizes attend_sizes(const MsaGeometry& g, const MsaBatch& batch, int thresh
   AttendSizes s;
   s.max_tiles = batch.num_queries / kQueries + 2 * int64_t{batch.num_seqs};
   s.max_blocks = batch.num_seqs * ((batch.max_k_len + kBlock - 1) / kBlock);
-  // Without pairs one chunk holds everything.
-  const int64_t chunk_tiles = threshold > 1 ? std::min<int64_t>(kAttendChunkQueries / kQueries, s.max_tiles) : s.max_tiles;
-  s.chunk_tiles = static_cast<int>(std::max<int64_t>(1, chunk_tiles));
-  s.num_chunks = static_cast<int>((s.max_tiles + s.chunk_tiles - 1) / s.chunk_tiles);
+  // Without pairs one chunk holds everything. Chunks are of equal size: a short last one would cost two launches.
+  const int64_t per_chunk = kAttendChunkQueries / kQueries;
+  s.num_chunks = threshold > 1 ? static_cast<int>(std::max<int64_t>(1, (s.max_tiles + per_chunk / 2) / per_chunk)) : 1;
+  s.chunk_tiles = static_cast<int>((s.max_tiles + s.num_chunks - 1) / s.num_chunks);
   const int64_t pairs = int64_t{s.chunk_tiles} * kQueries * g.topk;
   s.max_items = pairs / kAttendRowsPerItem + std::min(pairs, s.max_blocks) + 1;
   return s;
@@ -234,10 +234,8 @@ void attend_plan_pairs(const AttendCudaArgs& args, int threshold, const AttendSi
   if (threshold > 1) {
     switch (args.geometry.topk) {
       case 4: launch_pairs<4>(p, sizes, handle); break;
-      case 8: launch_pairs<8>(p, sizes, handle); break;
       case 16: launch_pairs<16>(p, sizes, handle); break;
-      case 32: launch_pairs<32>(p, sizes, handle); break;
-      default: M3_FAIL("attend: the Hopper path has topk 4, 8, 16 and 32, got {}", args.geometry.topk);
+      default: M3_FAIL("attend: the Hopper path has topk 4 and 16, got {}", args.geometry.topk);
     }
   }
   M3_CUDA_CHECK(cudaGetLastError());

@@ -31,11 +31,11 @@ struct Params {
   AttendWorkspace ws;
 };
 
-struct __align__(8) Shared {
+struct __align__(16) Shared {
   uint64_t kv_full[kKvBuffers], kv_empty[kKvBuffers];
   uint64_t query_full[kQueryStages], query_empty[kQueryStages];
   int32_t num_stages[kKvBuffers];  // of the item; -1: no more work
-  int32_t partial[kQueryStages][kStageQueries];
+  int4 partial[kQueryStages];  // of the stage's four queries
 };
 
 __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& query_map, const CUtensorMap& k_map,
@@ -81,12 +81,14 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& quer
         const int count = min(kStageQueries, item.count - base - first);
         // Lane i feeds half i % 2 of query i / 2.
         const int query = __shfl_sync(0xffffffffu, mine.query, first + lane / 2 % kStageQueries);
-        const int partial = __shfl_sync(0xffffffffu, mine.partial, first + lane % kStageQueries);
-        if (lane == 0) mbarrier_wait(&shared.query_empty[stage], (stage_count / kQueryStages & 1) ^ 1);
-        __syncwarp();
-        if (lane < kStageQueries) shared.partial[stage][lane] = partial;
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive_expect_tx(&shared.query_full[stage], count * kHeads * kDim * 2);
+        int partial[kStageQueries];
+#pragma unroll
+        for (int i = 0; i < kStageQueries; ++i) partial[i] = __shfl_sync(0xffffffffu, mine.partial, first + i);
+        if (lane == 0) {
+          mbarrier_wait(&shared.query_empty[stage], (stage_count / kQueryStages & 1) ^ 1);
+          shared.partial[stage] = make_int4(partial[0], partial[1], partial[2], partial[3]);
+          mbarrier_arrive_expect_tx(&shared.query_full[stage], count * kHeads * kDim * 2);
+        }
         __syncwarp();
         if (lane < 2 * count) {
           char* to = smem_query + stage * kStageBytes + lane % 2 * kHalfStageBytes + lane / 2 * (kHeads * 128);
@@ -127,7 +129,8 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_kv, co
   for (int round = 0;; ++round) {
     const int buffer = round % kKvBuffers;
     mbarrier_wait(&shared.kv_full[buffer], round / kKvBuffers & 1);
-    const int count = __shfl_sync(0xffffffffu, shared.num_stages[buffer], 0);
+    // Lane 0 gives buffers back for its warp, so it alone reads what the producer writes for the next use.
+    const int count = __shfl_sync(0xffffffffu, lane == 0 ? shared.num_stages[buffer] : 0, 0);
     if (count < 0) return;
     const int end = turn + count;
     for (int at = turn + (consumer + kConsumers - turn % kConsumers) % kConsumers; at < end; at += kConsumers) {
@@ -136,7 +139,9 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_kv, co
       float s[64];
       issue_qk<kHalfStageBytes>(s, descriptor_advance(queries, stage * kStageBytes),
                                 descriptor_advance(kv, buffer * kKvBytes));
-      const int partial = shared.partial[stage][warp % 4];
+      int partial = 0;
+      if (lane == 0) partial = reinterpret_cast<const int32_t*>(&shared.partial[stage])[warp % 4];
+      partial = __shfl_sync(0xffffffffu, partial, 0);
       wgmma_wait<0>();
       wgmma_pin(s);
       if (lane == 0) mbarrier_arrive(&shared.query_empty[stage]);

@@ -1,5 +1,5 @@
 // The Hopper prefill kernels of attend (hopper.md §5, §6.3, §6.4) and the workspace they share. Fast
-// geometry: G = 16, D = B = 128, bf16, K = 4, 8, 16 or 32.
+// geometry: G = 16, D = B = 128, bf16, K = 4 or 16.
 //
 // A tile is 8 consecutive positions of one sequence, aligned to 8. Two ways for a selected block:
 //   shared  the tile kernel multiplies it with the 4 queries of a half tile at once; rows of queries that
@@ -15,7 +15,7 @@ namespace m3 {
 
 constexpr int kAttendTileQueries = 8;
 constexpr int kAttendRowsPerItem = 128;     // pairs of one block that a CTA takes at a time
-constexpr int kAttendChunkQueries = 8192;   // partial results exist for so many queries at a time
+constexpr int kAttendChunkQueries = 8192;   // partial results exist for about so many queries at a time
 
 // One row (query, group) whose O came out non-finite: a NaN that the row does not see met a weight of zero,
 // or one that it does see. The general path computes those rows again, exactly as visible.

@@ -4,14 +4,15 @@
 //
 // Persistent, one CTA per SM, tiles handed out in sequence order, one group at a time, so that neighbouring
 // tiles find their blocks in L2.
-//   warp 0: loads Q, K and V tiles and partial results into the ring, as the plan says.
-//   warp 1: plans one tile ahead: forms the union of the 8 lists, sorts its blocks into shared and pairs, and
-//   orders the shared ones: own block, blocks that both warpgroups want, then the others in turn, so that
-//   neither warpgroup waits for the other.
+//   warp 0: loads K and V tiles and partial results into the ring, as the plan says.
+//   warp 1: plans one tile ahead: forms the union of the 8 lists without their pairs and orders its blocks:
+//   own block, blocks that both warpgroups want, then the others in turn, so that neither warpgroup waits for
+//   the other; writes each warpgroup's list of its blocks; fetches partial results into L2.
+//   warp 2: loads Q.
 //   warpgroups 1, 2: 4 queries each, one warp per query. S = Q K^T of the next block runs together with
-//   O += P V of the last one; blocks that none of the 4 queries wants are given back unused, and a warp whose
-//   query does not want the block leaves P = 0.
-// Shared memory: 2 Q tiles x 32 KB, 5 stages x 32 KB (K and V in turn, or one partial result of each of the
+//   O += P V of the last one. Blocks that none of the 4 queries wants are given back unused; a warp whose query
+//   does not want the block leaves P = 0.
+// Shared memory: Q tile 32 KB, 6 stages x 32 KB (K and V in turn, or one partial result of each of the
 // 8 queries) = 224 KB; 128-byte swizzle. Work: 4 * 128 * 128 * 128 FLOP per 64 KB of K and V (L2).
 #include "hopper/fence.cuh"
 #include "hopper/tma.cuh"
@@ -26,14 +27,19 @@ constexpr int kRows = kQueries * kHeads;
 constexpr int kBuffers = 2, kConsumerWarps = 8;
 constexpr int kHalfQueryBytes = kRows * 128, kQueryBytes = 2 * kHalfQueryBytes;
 constexpr int kPartialBytes = kTileBytes / kQueries;  // bf16 O of one query
-constexpr int kThreads = 384;
+constexpr int kThreads = 384, kStages = 6;
+// A warpgroup holds the V tile of one block while it waits for the K tile of its next one; with more than so
+// many entries between, the ring would stand still.
+constexpr int kMaxGap = kStages / 2;
+constexpr int kPrefetchSlots = 4;  // partial results of a tile that go to L2 early; more would evict K and V
 
 struct Params {
   MsaBatch batch;
-  const int32_t* ids_RTK;  // or absent: dense
+  const int32_t* ids_RTK;   // or absent: dense
+  const int32_t* position;  // of the plan: not negative for a pair; or absent: no pairs
   __nv_bfloat16* o_THD;
   float* lse_TH;
-  int groups, threshold, chunk, chunk_tiles;
+  int groups, chunk, chunk_tiles;
   float scale_log2;
   AttendWorkspace ws;
 };
@@ -46,6 +52,8 @@ struct TileWork {
   int32_t tail;          // keys of the own block that exist, 1..128
   int64_t partial0;      // partial result of query 0, slot 0; one slot is 8 results
   int32_t num_blocks;    // entries of the plan
+  int32_t num_wanted[2]; // by warpgroup: of them wanted, and unwanted behind the last wanted one
+  int32_t num_behind[2];
   int32_t num_partials;  // most pairs of a query
   int32_t pairs[kQueries];
 };
@@ -54,45 +62,60 @@ struct TileWork {
 constexpr uint32_t kOwnBlock = 1u << 8;
 constexpr int kBlockShift = 9;
 
+// Block of a warpgroup's list: its queries that want it (bits 0..3), flags, entries to skip before it.
+constexpr uint32_t kWantedOwn = 1u << 4;
+constexpr uint32_t kRunEnd = 1u << 5;  // the next one is absent or too far away to overlap with
+constexpr int kSkipShift = 6;
+
+struct RingPlace {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
 template <int kTopk>  // 0: dense, whose entries need no list
 struct Config {
   static constexpr int kMaxBlocks = kTopk == 0 ? 1 : kQueries * kTopk;
-  static constexpr int kMaxSingles = kTopk == 0 ? 1 : kQueries / 2 * kTopk;  // wanted by one warpgroup only
-  static constexpr int kStages = kTopk > 16 ? 4 : 5;
+  static constexpr int kMaxWanted = kTopk == 0 ? 1 : kQueries / 2 * kTopk;  // by one warpgroup
 };
 
 template <int kTopk>
 struct Shared {
   using C = Config<kTopk>;
-  alignas(1024) char query[kBuffers][kQueryBytes];
-  alignas(1024) char stage[C::kStages][kTileBytes];
-  uint64_t query_full[kBuffers], query_empty[kBuffers];
+  alignas(1024) char query[kQueryBytes];
+  alignas(1024) char stage[kStages][kTileBytes];
+  uint64_t query_full, query_empty;
   uint64_t plan_full[kBuffers], plan_empty[kBuffers];
-  uint64_t full[C::kStages], empty[C::kStages];
+  uint64_t full[kStages], empty[kStages];
   TileWork work[kBuffers];
-  uint32_t entry[kBuffers][C::kMaxBlocks + 1];  // one is read ahead
-  uint32_t singles[2][C::kMaxSingles];  // the planner's
+  uint32_t entry[kBuffers][C::kMaxBlocks];
+  uint16_t wanted[kBuffers][2][C::kMaxWanted + 1];  // one is read ahead
+  uint32_t singles[2][C::kMaxWanted];  // the planner's
 };
 
-static_assert(sizeof(Shared<16>) <= 232448 && sizeof(Shared<32>) <= 232448, "227 KB per CTA");
+static_assert(sizeof(Shared<16>) <= 232448, "227 KB per CTA");
 
-// The ids of the tile's 8 queries in registers, 4 lanes per query.
+// The shared ids of the tile's 8 queries in registers, 4 lanes per query.
 template <int kTopk>
 struct Union {
   static constexpr int kPerLane = kTopk / 4;
   int32_t id[kPerLane];
-  int num_pairs;  // of this lane's ids so far
+  int num_pairs;  // of this lane's ids
 
-  __device__ __forceinline__ void load(const Params& p, const TileWork& w, int lane) {
+  __device__ __forceinline__ void load(const Params& p, const TileWork& w, int tile, int lane) {
     const int row = w.rows.row0 + lane / 4;
     const bool live = row >= w.rows.begin && row < w.rows.end && w.own >= 0;
     const int32_t* ids = p.ids_RTK + (w.group * p.batch.num_queries + row) * kTopk + lane % 4 * kPerLane;
+    const int32_t* position = p.position + (int64_t{tile} * p.groups + w.group) * (kQueries * kTopk) + lane * kPerLane;
+    num_pairs = 0;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
       id[j] = live ? ids[j] : -1;
-      if (id[j] < 0) id[j] = kNone;
+      const bool pair = p.position != nullptr && position[j] >= 0;
+      num_pairs += pair ? 1 : 0;
+      if (pair || id[j] < 0) id[j] = kNone;
     }
-    num_pairs = 0;
   }
   __device__ __forceinline__ int lowest() const {
     int low = id[0];
@@ -100,58 +123,47 @@ struct Union {
     for (int j = 1; j < kPerLane; ++j) low = min(low, id[j]);
     return static_cast<int>(__reduce_min_sync(0xffffffffu, static_cast<uint32_t>(low)));
   }
-  // Removes block b and returns the queries that share it; the others of its queries have it as a pair.
-  __device__ __forceinline__ uint32_t take(int b, int threshold, int lane) {
+  // Removes block b and returns the queries that share it.
+  __device__ __forceinline__ uint32_t take(int b) {
     bool mine = false;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
-      if (id[j] == b) {
-        mine = true;
-        id[j] = kNone;
-      }
+      mine |= id[j] == b;
+      if (id[j] == b) id[j] = kNone;
     }
-    uint32_t lanes = __ballot_sync(0xffffffffu, mine);
-    lanes |= lanes >> 1;
-    lanes = (lanes | lanes >> 2) & 0x11111111u;  // bit 4q: any of query q's lanes
-    if (__popc(lanes & 0xffffu) < threshold) {
-      if (mine && lane < 16) ++num_pairs;
-      lanes &= 0xffff0000u;
-    }
-    if (__popc(lanes & 0xffff0000u) < threshold) {
-      if (mine && lane >= 16) ++num_pairs;
-      lanes &= 0xffffu;
-    }
-    uint32_t mask = 0;
-#pragma unroll
-    for (int q = 0; q < kQueries; ++q) mask |= (lanes >> (4 * q) & 1) << q;
-    return mask;
+    uint32_t x = __ballot_sync(0xffffffffu, mine);
+    x |= x >> 1;
+    x = (x | x >> 2) & 0x11111111u;  // bit 4q: any of query q's lanes
+    x = (x | x >> 3) & 0x03030303u;
+    x = (x | x >> 6) & 0x000f000fu;
+    return (x | x >> 12) & 0xffu;
   }
 };
 
-// Fills `entry` and the counts of `work` for a tile with lists.
+// Fills the lists and the counts of `work` for a tile with lists.
 template <int kTopk>
-__device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, uint32_t* entry, Shared<kTopk>& shared,
+__device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, int tile, int buffer, Shared<kTopk>& shared,
                                             int lane) {
+  uint32_t* entry = shared.entry[buffer];
   Union<kTopk> ids;
-  ids.load(p, work, lane);
+  ids.load(p, work, tile, lane);
   int num_both = 0, num_single[2] = {0, 0};
   if (work.own >= 0) {
-    const uint32_t mask = ids.take(work.own, 1, lane);
+    const uint32_t mask = ids.take(work.own);
     if (mask != 0) {
       if (lane == 0) entry[0] = mask | kOwnBlock | static_cast<uint32_t>(work.own) << kBlockShift;
       num_both = 1;
     }
   }
   for (int b = ids.lowest(); b != kNone; b = ids.lowest()) {
-    const uint32_t mask = ids.take(b, p.threshold, lane);
+    const uint32_t mask = ids.take(b);
     const uint32_t word = mask | static_cast<uint32_t>(b) << kBlockShift;
     const bool first = mask & 0x0f, second = mask & 0xf0;
     if (first && second) {
       if (lane == 0) entry[num_both] = word;
       ++num_both;
-    } else if (mask != 0) {
-      const int which = first ? 0 : 1;
-      if (lane == 0) shared.singles[which][which == 0 ? num_single[0] : num_single[1]] = word;
+    } else {
+      if (lane == 0) shared.singles[first ? 0 : 1][first ? num_single[0] : num_single[1]] = word;
       num_single[0] += first ? 1 : 0;
       num_single[1] += first ? 0 : 1;
     }
@@ -164,12 +176,42 @@ __device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, uin
       entry[num_both + (i < paired ? 2 * i + which : paired + i)] = shared.singles[which][i];
     }
   }
+  __syncwarp();
   work.num_blocks = num_both + num_single[0] + num_single[1];
+  int done[2] = {0, 0};  // entries up to the last wanted one
+  for (int base = 0; base < work.num_blocks; base += 32) {
+    const uint32_t word = base + lane < work.num_blocks ? entry[base + lane] : 0;
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      const uint32_t queries = word >> (4 * which) & 0xf;
+      const uint32_t lanes = __ballot_sync(0xffffffffu, queries != 0);
+      const uint32_t later = lanes >> lane >> 1, earlier = lanes & ((1u << lane) - 1);
+      if (queries != 0) {
+        const bool end = later == 0 || __ffs(static_cast<int>(later)) > kMaxGap;
+        const int skips = base + lane - (earlier == 0 ? done[which] : base + 32 - __clz(static_cast<int>(earlier)));
+        shared.wanted[buffer][which][work.num_wanted[which] + __popc(earlier)] =
+            static_cast<uint16_t>(queries | (word & kOwnBlock ? kWantedOwn : 0u) | (end ? kRunEnd : 0u) |
+                                  static_cast<uint32_t>(skips) << kSkipShift);
+      }
+      work.num_wanted[which] += __popc(lanes);
+      if (lanes != 0) done[which] = base + 32 - __clz(static_cast<int>(lanes));
+    }
+  }
+#pragma unroll
+  for (int which = 0; which < 2; ++which) work.num_behind[which] = work.num_blocks - done[which];
   int pairs = ids.num_pairs + __shfl_xor_sync(0xffffffffu, ids.num_pairs, 1);
   pairs += __shfl_xor_sync(0xffffffffu, pairs, 2);
 #pragma unroll
   for (int q = 0; q < kQueries; ++q) work.pairs[q] = __shfl_sync(0xffffffffu, pairs, 4 * q);
   work.num_partials = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<uint32_t>(pairs)));
+  // Lane: slot lane % 4 of query lane / 4.
+  const int slot = lane % 4;
+  static_assert(kPrefetchSlots == 4, "a lane per slot and query");
+  if (slot < pairs) {
+    const int64_t partial = work.partial0 + slot * kQueries + lane / 4;
+    bulk_prefetch_l2(p.ws.partial_o + partial * 256, kPartialBytes);
+    bulk_prefetch_l2(p.ws.partial_ml + partial * kHeads, kHeads * sizeof(float2));
+  }
 }
 
 template <int kTopk>
@@ -184,9 +226,9 @@ __device__ __forceinline__ void plan_tiles(const Params& p, Shared<kTopk>& share
     unit = __shfl_sync(0xffffffffu, unit, 0);
     TileWork work = {};
     work.group = -1;
+    // Dense tiles grow with the position: longest first. Sparse ones follow the sequence.
+    const int tile = kTopk == 0 ? tiles - 1 - unit / p.groups : unit % max(1, tiles);
     if (unit < tiles * p.groups) {
-      // Dense tiles grow with the position: longest first. Sparse ones follow the sequence.
-      const int tile = kTopk == 0 ? tiles - 1 - unit / p.groups : unit % tiles;
       work.group = kTopk == 0 ? unit % p.groups : unit / tiles;
       work.seq = msa_find(p.ws.tile_begin, p.batch.num_seqs, first_tile + tile);
       const MsaSequence seq = msa_sequence(p.batch, work.seq);
@@ -197,13 +239,12 @@ __device__ __forceinline__ void plan_tiles(const Params& p, Shared<kTopk>& share
     }
     mbarrier_wait(&shared.plan_empty[buffer], (round / kBuffers & 1) ^ 1);
     if constexpr (kTopk == 0) {
-      work.num_blocks = work.own + 1;
+      work.num_blocks = work.num_wanted[0] = work.num_wanted[1] = work.own + 1;
     } else if (work.group >= 0) {
-      plan_blocks<kTopk>(p, work, shared.entry[buffer], shared, lane);
+      plan_blocks<kTopk>(p, work, first_tile + tile, buffer, shared, lane);
     }
     if (lane == 0) shared.work[buffer] = work;
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(&shared.plan_full[buffer]);
+    mbarrier_arrive(&shared.plan_full[buffer]);
     if (work.group < 0) return;
   }
 }
@@ -216,10 +257,34 @@ __device__ __forceinline__ uint32_t plan_entry(const Shared<kTopk>& shared, int 
   return 0xff | (i == 0 ? kOwnBlock | static_cast<uint32_t>(own) << kBlockShift : static_cast<uint32_t>(i - 1) << kBlockShift);
 }
 
+// The i-th block of a warpgroup's list of `count`.
 template <int kTopk>
-__device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& query_map, const CUtensorMap& k_map,
-                                           const CUtensorMap& v_map, Shared<kTopk>& shared, int lane) {
-  constexpr int kStages = Config<kTopk>::kStages;
+__device__ __forceinline__ uint32_t wanted_block(const Shared<kTopk>& shared, int buffer, int consumer, int i, int count) {
+  if constexpr (kTopk > 0) return shared.wanted[buffer][consumer][i];
+  return 0xf | (i == 0 ? kWantedOwn : 0u) | (i + 1 == count ? kRunEnd : 0u);
+}
+
+template <int kTopk>
+__device__ __forceinline__ void load_queries(const CUtensorMap& query_map, Shared<kTopk>& shared) {
+  for (int round = 0;; ++round) {
+    const int buffer = round % kBuffers;
+    mbarrier_wait(&shared.plan_full[buffer], round / kBuffers & 1);
+    const int group = shared.work[buffer].group, row = shared.work[buffer].rows.row0;
+    mbarrier_arrive(&shared.plan_empty[buffer]);
+    if (group < 0) return;
+    mbarrier_wait(&shared.query_empty, (round & 1) ^ 1);
+    if (elect_one()) {
+      mbarrier_arrive_expect_tx(&shared.query_full, kQueryBytes);
+      tma_load(shared.query, &query_map, &shared.query_full, 0, group * kHeads, row);
+      tma_load(shared.query + kHalfQueryBytes, &query_map, &shared.query_full, 64, group * kHeads, row);
+    }
+    __syncwarp();
+  }
+}
+
+template <int kTopk>
+__device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& k_map, const CUtensorMap& v_map,
+                                           Shared<kTopk>& shared, int lane) {
   int stage = 0, phase = 1;  // of the empty barriers
   const auto open = [&](uint32_t bytes) {
     if (lane == 0) {
@@ -236,13 +301,6 @@ __device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& q
     const TileWork& work = shared.work[buffer];
     const int group = work.group;
     if (group < 0) return;
-    if (lane == 0) {
-      mbarrier_wait(&shared.query_empty[buffer], (round / kBuffers & 1) ^ 1);
-      mbarrier_arrive_expect_tx(&shared.query_full[buffer], kQueryBytes);
-      tma_load(shared.query[buffer], &query_map, &shared.query_full[buffer], 0, group * kHeads, work.rows.row0);
-      tma_load(shared.query[buffer] + kHalfQueryBytes, &query_map, &shared.query_full[buffer], 64, group * kHeads,
-               work.rows.row0);
-    }
     const MsaSequence seq = msa_sequence(p.batch, work.seq);
     const int num_blocks = work.num_blocks;
     for (int base = 0; base < num_blocks; base += 32) {  // page numbers are read 32 at a time
@@ -267,11 +325,17 @@ __device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& q
         __syncwarp();
       }
     }
-    // Partial results of one slot: neighbouring queries lie side by side, a copy per run of queries that have it.
+    // First maxima and sums of all slots, then the partial results of one slot after another: neighbouring queries lie side by side, a copy per run of queries that have it.
     const int pairs = lane < kQueries ? work.pairs[lane] : 0, num_partials = work.num_partials;
     const int64_t partial0 = work.partial0;
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(&shared.plan_empty[buffer]);
+    mbarrier_arrive(&shared.plan_empty[buffer]);
+    if (num_partials > 0) {
+      const uint32_t bytes = num_partials * kQueries * kHeads * sizeof(float2);
+      open(bytes);
+      if (lane == 0) bulk_load(shared.stage[stage], p.ws.partial_ml + partial0 * kHeads, bytes, &shared.full[stage]);
+      close();
+      __syncwarp();
+    }
     for (int slot = 0; slot < num_partials; ++slot) {
       const uint32_t queries = __ballot_sync(0xffffffffu, slot < pairs);
       open(__popc(queries) * kPartialBytes);
@@ -337,29 +401,47 @@ __device__ __forceinline__ bool softmax_step(float (&s)[64], RowState& state, fl
   return moved != 0;
 }
 
-// O = O old + weight * partial result, whose maximum and sum are `ml`.
-__device__ __forceinline__ void add_partial(float (&o)[64], RowState& state, const uint4* partial, const float2 (&ml)[2],
-                                            float scale_log2, int lane) {
-  float old[2], weight[2];
+// Weights of a query's partial results, whose maxima and sums lie at ml[slot][8 queries][16 rows]; moves the
+// state and O to the common maximum. Lane c of a quad has those of slots c, c + 4, ...
+template <int kPerLane>
+__device__ __forceinline__ void weigh_partials(float (&weight)[kPerLane][2], const float2* ml, int pairs, float (&o)[64],
+                                               RowState& state, float scale_log2, int lane) {
+  float old[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float top = fmaxf(state.maximum[row], ml[row].x);
+    float2 mine[kPerLane];
+    float top = state.maximum[row];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int slot = 4 * i + lane % 4;
+      mine[i] = slot < pairs ? ml[slot * kQueries * kHeads + 8 * row] : make_float2(-INFINITY, 0);
+      top = fmaxf(top, mine[i].x);
+    }
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
     old[row] = exp2_approx((state.maximum[row] - top) * scale_log2);
-    weight[row] = exp2_approx((ml[row].x - top) * scale_log2);
     state.maximum[row] = top;
-    // The partial sum is complete, this lane's own one is a share of four.
-    state.sum[row] = state.sum[row] * old[row] + (lane % 4 == 0 ? ml[row].y * weight[row] : 0.0f);
+    state.sum[row] *= old[row];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      weight[i][row] = exp2_approx((mine[i].x - top) * scale_log2);
+      state.sum[row] = fmaf(mine[i].y, weight[i][row], state.sum[row]);
+    }
   }
+#pragma unroll
+  for (int j = 0; j < 64; ++j) o[j] *= old[j / 2 % 2];
+}
+
+// O += weight * partial result.
+__device__ __forceinline__ void add_partial(float (&o)[64], const uint4* partial, const float (&weight)[2], int lane) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const uint4 words = partial[i * 32 + lane];
     const uint32_t w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      float& x = o[8 * i + 2 * j];
-      float& y = o[8 * i + 2 * j + 1];
-      x = fmaf(unpack_bf16_low(w[j]), weight[j % 2], x * old[j % 2]);
-      y = fmaf(unpack_bf16_high(w[j]), weight[j % 2], y * old[j % 2]);
+      o[8 * i + 2 * j] = fmaf(unpack_bf16_low(w[j]), weight[j % 2], o[8 * i + 2 * j]);
+      o[8 * i + 2 * j + 1] = fmaf(unpack_bf16_high(w[j]), weight[j % 2], o[8 * i + 2 * j + 1]);
     }
   }
 }
@@ -410,26 +492,43 @@ __device__ __forceinline__ void write_query(const Params& p, const TileWork& wor
 }
 
 // Values behind the sequence's end become zeros: their weights are 0, but 0 x NaN is not. Both warpgroups
-// do it for themselves and write the same.
+// do it for themselves and write the same. Only the lanes that later give the stage back write, so that
+// racecheck can follow the hand-over; at most 16 tiles of a sequence have a tail.
 __device__ __forceinline__ void clear_tail(char* values, int tail, int consumer) {
-  for (int i = threadIdx.x % 128; i < (kBlock - tail) * 16; i += 128) {
-    const int row = tail + i / 16, half = i / 8 % 2;
-    *reinterpret_cast<uint4*>(values + half * kHalfBytes + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
+  if (threadIdx.x % 32 == 0) {
+    for (int i = threadIdx.x / 32 % 4; i < (kBlock - tail) * 16; i += 4) {
+      const int row = tail + i / 16, half = i / 8 % 2;
+      *reinterpret_cast<uint4*>(values + half * kHalfBytes + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_shared();
   }
-  fence_async_shared();
   named_barrier_sync(1 + consumer, 128);
 }
 
 template <int kTopk>
 __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, int consumer, int warp, int lane) {
-  constexpr int kStages = Config<kTopk>::kStages;
   const int query = consumer * 4 + warp % 4;  // of the tile
+  const uint64_t query_rows = descriptor_k_major(shared.query + consumer * 64 * 128);
   const uint64_t stage_keys = descriptor_k_major(shared.stage[0]);
   const uint64_t stage_values = descriptor_mn_major(shared.stage[0], kHalfBytes);
-  int base = 0;  // ring position of the tile's first entry
-  const auto wait_full = [&](int at) { mbarrier_wait(&shared.full[at % kStages], at / kStages & 1); };
-  const auto release = [&](int at) {  // by every consumer warp: warps may drift apart over skipped entries
-    if (lane == 0) mbarrier_arrive(&shared.empty[at % kStages]);
+  const auto wait_full = [&](RingPlace at) { mbarrier_wait(&shared.full[at.stage], at.parity); };
+  const auto release = [&](RingPlace at) {
+    if (lane == 0) mbarrier_arrive(&shared.empty[at.stage]);
+  };
+  const auto tile_of = [](uint64_t descriptor, RingPlace at) { return descriptor_advance(descriptor, at.stage * kTileBytes); };
+
+  RingPlace cursor;  // the next stage of the ring
+  const auto skip = [&](int count) {  // entries, of two stages each
+    for (int i = 0; i < 2 * count; ++i) {
+      wait_full(cursor);
+      release(cursor);
+      cursor.advance();
+    }
+  };
+  const auto take = [&] {
+    const RingPlace place = cursor;
+    cursor.advance();
+    return place;
   };
 
   for (int round = 0;; ++round) {
@@ -437,9 +536,8 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
     mbarrier_wait(&shared.plan_full[buffer], round / kBuffers & 1);
     const TileWork& work = shared.work[buffer];
     if (__shfl_sync(0xffffffffu, work.group, 0) < 0) return;
-    const int num_blocks = __shfl_sync(0xffffffffu, work.num_blocks, 0);
-    const uint64_t query_rows = descriptor_k_major(shared.query[buffer] + consumer * 64 * 128);
-    mbarrier_wait(&shared.query_full[buffer], round / kBuffers & 1);
+    const int num_wanted = __shfl_sync(0xffffffffu, work.num_wanted[consumer], 0);
+    mbarrier_wait(&shared.query_full, round & 1);
 
     RowState state;
     float o[64];
@@ -447,49 +545,38 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
     for (int j = 0; j < 64; ++j) o[j] = 0;
     uint32_t weights[8][4];
     float s[64], old[2];
-    // `now` is the entry at work, `next` the following one that this warpgroup wants; between them the
-    // entries are given back unused.
-    int now = -1, next = -1;
-    uint32_t entry = 0, next_entry = 0, ahead = plan_entry(shared, buffer, 0);  // ahead: entry next + 1
-    const auto find_next = [&] {
-      do {
-        if (++next >= num_blocks) return;
-        next_entry = __shfl_sync(0xffffffffu, ahead, 0);
-        ahead = plan_entry(shared, buffer, next + 1);
-      } while ((next_entry >> (4 * consumer) & 0xf) == 0);
+    int index = 0;      // of the next block
+    uint32_t word = 0;  // the block at work
+    uint32_t ahead = wanted_block(shared, buffer, consumer, 0, num_wanted);
+    RingPlace keys, values;  // of the block at work
+    const auto take_next = [&] {
+      word = __shfl_sync(0xffffffffu, ahead, 0);
+      ahead = wanted_block(shared, buffer, consumer, ++index, num_wanted);
+      skip(static_cast<int>(word >> kSkipShift));
+      keys = take();
     };
-    const auto skip_until = [&](int end) {
-      for (int i = now + 1; i < end; ++i) {
-        wait_full(base + 2 * i);
-        release(base + 2 * i);
-        wait_full(base + 2 * i + 1);
-        release(base + 2 * i + 1);
-      }
-    };
-    const auto tile_of = [](uint64_t descriptor, int at) { return descriptor_advance(descriptor, at % kStages * kTileBytes); };
     const auto softmax = [&] {  // false: nothing to scale
-      return (entry >> query & 1) != 0 && softmax_step(s, state, old, p.scale_log2);
+      return (word >> warp % 4 & 1) != 0 && softmax_step(s, state, old, p.scale_log2);
     };
     const auto rescale = [&] {
 #pragma unroll
       for (int j = 0; j < 64; ++j) o[j] *= old[j / 2 % 2];
     };
+    const auto pack = [&] { pack_weights(s, weights, word >> warp % 4 & 1 ? 0xffffffffu : 0u); };
 
-    find_next();
-    while (next < num_blocks) {
-      skip_until(next);
-      now = next, entry = next_entry;
-      wait_full(base + 2 * now);
-      find_next();
-      issue_qk<kHalfQueryBytes>(s, query_rows, tile_of(stage_keys, base + 2 * now));
+    while (index < num_wanted) {
+      take_next();
+      values = take();
+      wait_full(keys);
+      issue_qk<kHalfQueryBytes>(s, query_rows, tile_of(stage_keys, keys));
       wgmma_wait<0>();
       wgmma_pin(s);
-      release(base + 2 * now);
-      if (entry & kOwnBlock) {  // the only block that a row may see in part, or that may be incomplete
+      release(keys);
+      if (word & kWantedOwn) {  // the only block that a row may see in part, or that may be incomplete
         const int tail = work.tail;
         if (tail < kBlock) {
-          wait_full(base + 2 * now + 1);
-          clear_tail(shared.stage[(base + 2 * now + 1) % kStages], tail, consumer);
+          wait_full(values);
+          clear_tail(shared.stage[values.stage], tail, consumer);
         }
         const int limit = work.rows.position0 % kBlock + query;  // last visible column
 #pragma unroll
@@ -498,79 +585,73 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
         }
       }
       if (softmax()) rescale();
-      pack_weights(s, weights, entry >> query & 1 ? 0xffffffffu : 0u);
-      // One skipped entry may come between: the ring has room for it beside the V tile that is held.
-      while (next < num_blocks && next - now <= 2) {
-        skip_until(next);
-        const int values = base + 2 * now + 1;
-        now = next, entry = next_entry;
-        find_next();  // here: control flow while products run would make ptxas serialise them
-        wait_full(values);
-        wait_full(base + 2 * now);
-        issue_qk<kHalfQueryBytes>(s, query_rows, tile_of(stage_keys, base + 2 * now));
-        issue_pv<true>(o, weights, tile_of(stage_values, values));
+      pack();
+      while ((word & kRunEnd) == 0) {
+        const RingPlace last = values;
+        take_next();  // here: control flow while products run would make ptxas serialise them
+        values = take();
+        wait_full(last);
+        wait_full(keys);
+        issue_qk<kHalfQueryBytes>(s, query_rows, tile_of(stage_keys, keys));
+        issue_pv<true>(o, weights, tile_of(stage_values, last));
         wgmma_wait<1>();
         wgmma_pin(s);
-        release(base + 2 * now);
+        release(keys);
         const bool moved = softmax();
         wgmma_wait<0>();
         wgmma_pin(o);
-        release(values);
+        release(last);
         if (moved) rescale();
-        pack_weights(s, weights, entry >> query & 1 ? 0xffffffffu : 0u);
+        pack();
       }
-      const int values = base + 2 * now + 1;
+      if (index == num_wanted && lane == 0) mbarrier_arrive(&shared.query_empty);
       wait_full(values);
       issue_pv<true>(o, weights, tile_of(stage_values, values));
       wgmma_wait<0>();
       wgmma_pin(o);
       release(values);
     }
-    skip_until(num_blocks);
-    base += 2 * num_blocks;
-    if (lane == 0) mbarrier_arrive(&shared.query_empty[buffer]);
+    if constexpr (kTopk > 0) skip(__shfl_sync(0xffffffffu, work.num_behind[consumer], 0));
+    if (num_wanted == 0 && lane == 0) mbarrier_arrive(&shared.query_empty);
 
     if constexpr (kTopk > 0) {
       const int num_partials = work.num_partials, pairs = work.pairs[query];
       if (num_partials > 0) {
-        // Maxima and sums of all partial results at once: lane c of a quad reads those of slots c, c + 4, ...
         constexpr int kPerLane = kTopk / 4;
-        float2 ml[kPerLane][2];
-        const float2* from = p.ws.partial_ml + (work.partial0 + query) * 16 + lane / 4;
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i) {
-          const int slot = 4 * i + lane % 4;
-          ml[i][0] = ml[i][1] = make_float2(0, 0);
-          if (slot < pairs) {
-            ml[i][0] = from[slot * kQueries * 16];
-            ml[i][1] = from[slot * kQueries * 16 + 8];
-          }
+        float weight[kPerLane][2];
+        const auto pass = [&] {
+          __syncwarp();
+          release(cursor);
+          cursor.advance();
+        };
+        wait_full(cursor);
+        if (pairs > 0) {
+          const float2* ml = reinterpret_cast<const float2*>(shared.stage[cursor.stage]) + query * kHeads + lane / 4;
+          weigh_partials<kPerLane>(weight, ml, pairs, o, state, p.scale_log2, lane);
         }
+        pass();
 #pragma unroll 1
-        for (int slot = 0; slot < num_partials; ++slot, ++base) {
-          wait_full(base);
+        for (int slot = 0; slot < num_partials; ++slot) {
+          wait_full(cursor);
           if (slot < pairs) {
-            float2 mine[2] = {ml[0][0], ml[0][1]};
+            float mine[2] = {weight[0][0], weight[0][1]};
 #pragma unroll
             for (int i = 1; i < kPerLane; ++i) {
-              if (slot / 4 == i) mine[0] = ml[i][0], mine[1] = ml[i][1];
+              if (slot / 4 == i) mine[0] = weight[i][0], mine[1] = weight[i][1];
             }
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
-              mine[row].x = __shfl_sync(0xffffffffu, mine[row].x, lane / 4 * 4 + slot % 4);
-              mine[row].y = __shfl_sync(0xffffffffu, mine[row].y, lane / 4 * 4 + slot % 4);
+              mine[row] = __shfl_sync(0xffffffffu, mine[row], lane / 4 * 4 + slot % 4);
             }
-            const char* partial = shared.stage[base % kStages] + query * kPartialBytes;
-            add_partial(o, state, reinterpret_cast<const uint4*>(partial), mine, p.scale_log2, lane);
+            const char* partial = shared.stage[cursor.stage] + query * kPartialBytes;
+            add_partial(o, reinterpret_cast<const uint4*>(partial), mine, lane);
           }
-          __syncwarp();
-          release(base);
+          pass();
         }
       }
     }
     write_query(p, work, query, o, state, lane);
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(&shared.plan_empty[buffer]);
+    mbarrier_arrive(&shared.plan_empty[buffer]);
   }
 }
 
@@ -583,28 +664,30 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int tid = threadIdx.x;
   if (tid == 0) {
     if (smem_address(smem) % 1024 != 0) __trap();  // no static shared memory lies before it
-    for (int i = 0; i < kBuffers; ++i) {
-      mbarrier_init(&shared.query_full[i], 1);
-      mbarrier_init(&shared.query_empty[i], kConsumerWarps);
-      mbarrier_init(&shared.plan_full[i], 1);
-      mbarrier_init(&shared.plan_empty[i], kConsumerWarps + 1);
+    mbarrier_init(&shared.query_full, 1);
+    mbarrier_init(&shared.query_empty, kConsumerWarps);
+    for (int i = 0; i < kBuffers; ++i) {  // every lane arrives: plans are ordinary memory
+      mbarrier_init(&shared.plan_full[i], 32);
+      mbarrier_init(&shared.plan_empty[i], 32 * (kConsumerWarps + 2));
     }
-    for (int i = 0; i < Config<kTopk>::kStages; ++i) {
+    for (int i = 0; i < kStages; ++i) {
       mbarrier_init(&shared.full[i], 1);
       mbarrier_init(&shared.empty[i], kConsumerWarps);
     }
     mbarrier_init_fence();
   }
   __syncthreads();
-  if (tid < 128) {  // 128 x 40 + 256 x 232 registers: as many as the launch gives, 384 x 168
-    registers_decrease<40>();
+  if (tid < 128) {  // 128 x 56 + 256 x 224 registers: as many as the launch gives, 384 x 168
+    registers_decrease<56>();
     if (tid < 32) {
-      load_tiles<kTopk>(p, query_map, k_map, v_map, shared, tid);
+      load_tiles<kTopk>(p, k_map, v_map, shared, tid);
     } else if (tid < 64) {
       plan_tiles<kTopk>(p, shared, tid - 32);
+    } else if (tid < 96) {
+      load_queries<kTopk>(query_map, shared);
     }
   } else {
-    registers_increase<232>();
+    registers_increase<224>();
     consume<kTopk>(p, shared, tid / 128 - 1, tid / 32, tid % 32);
   }
 }
@@ -618,7 +701,7 @@ void launch(const AttendCudaArgs& a, int threshold, int chunk, const AttendSizes
   p.o_THD = static_cast<__nv_bfloat16*>(a.o_THD);
   p.lse_TH = a.lse_TH;
   p.groups = a.geometry.groups;
-  p.threshold = threshold;
+  p.position = threshold > 1 ? ws.position : nullptr;
   p.chunk = chunk;
   p.chunk_tiles = sizes.chunk_tiles;
   p.scale_log2 = static_cast<float>(a.geometry.logit_scale()) * kLog2e;
@@ -635,10 +718,8 @@ void attend_tiles(const AttendCudaArgs& args, int threshold, int chunk, const At
   if (args.support.kind == AttendSupport::Kind::kFull) return launch<0>(args, threshold, chunk, sizes, ws, handle);
   switch (args.geometry.topk) {
     case 4: return launch<4>(args, threshold, chunk, sizes, ws, handle);
-    case 8: return launch<8>(args, threshold, chunk, sizes, ws, handle);
     case 16: return launch<16>(args, threshold, chunk, sizes, ws, handle);
-    case 32: return launch<32>(args, threshold, chunk, sizes, ws, handle);
-    default: M3_FAIL("attend: the Hopper path has topk 4, 8, 16 and 32, got {}", args.geometry.topk);
+    default: M3_FAIL("attend: the Hopper path has topk 4 and 16, got {}", args.geometry.topk);
   }
 }
 

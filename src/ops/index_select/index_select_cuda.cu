@@ -66,7 +66,7 @@ IndexSelectPath index_select_cuda_path(const MsaGeometry& g, const MsaBatch& bat
   const bool shape = g.index_dim == kFastDim && g.block == kFastBlock && g.local == 1 && g.init == 0;
   if (!bf16 || !shape || options.order != SelectOrder::kAscending) return IndexSelectPath::kGeneral;
   if (is_decode(g, batch)) return IndexSelectPath::kDecode;
-  const bool topk = g.topk == 4 || g.topk == 8 || g.topk == 16 || g.topk == 32;
+  const bool topk = g.topk == 4 || g.topk == 16;
   return topk && !options.sel_scores ? IndexSelectPath::kPrefill : IndexSelectPath::kGeneral;
 }
 

@@ -20,7 +20,7 @@ struct IndexSelectCudaArgs {
 
 enum class IndexSelectPath : uint8_t {
   kGeneral,  // any geometry, f32 or bf16, all options
-  kPrefill,  // wgmma: X = B = 128, bf16, local = 1, init = 0, K = 4, 8, 16, 32, ascending ids, no scores
+  kPrefill,  // wgmma: X = B = 128, bf16, local = 1, init = 0, K = 4 or 16, ascending ids, no scores
   kDecode,   // paged, up to 16 query rows per sequence (index_select_decode.h)
 };
 const char* index_select_path_name(IndexSelectPath path);

@@ -98,7 +98,8 @@ __global__ void __launch_bounds__(1024)
     const int tiles = (s.q_len * groups + kTileRows - 1) / kTileRows;
     for (int t = tid; t < tiles; t += 1024) sum += tile_history(s, t, groups, topk);
   }
-  atomicAdd(&total_blocks, sum);
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (tid % 32 == 0) atomicAdd(&total_blocks, sum);
   __syncthreads();
   const int target = max(8, static_cast<int>(total_blocks / (kWaves * sms)));
 
@@ -343,18 +344,17 @@ __global__ void __launch_bounds__(kScanThreads, 1)
 
 // One warp per row of a split tile: a lane per list (joined first where there are more), heads in shared
 // memory, K - 1 rounds of "best head, then lower id".
-template <int kTopk>
-constexpr int kMergeThreads = kTopk > 16 ? 128 : 256;  // 48 KB of static shared memory at most
+constexpr int kMergeThreads = 256;
 
 template <int kTopk>
-__global__ void __launch_bounds__(kMergeThreads<kTopk>)
+__global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const MsaBatch batch, const int groups, int32_t* ids_RTK, const Workspace ws) {
   constexpr int kStride = kTopk + 1;  // int2 words; odd, so that heads of equal rank lie in different banks
-  __shared__ int2 heads[kMergeThreads<kTopk> / 32][32 * kStride];
+  __shared__ int2 heads[kMergeThreads / 32][32 * kStride];
   const int lane = threadIdx.x % 32;
   int2* mine = heads[threadIdx.x / 32] + lane * kStride;
-  const int num_rows = ws.counters[3] * kTileRows, num_warps = gridDim.x * (kMergeThreads<kTopk> / 32);
-  for (int work = (blockIdx.x * kMergeThreads<kTopk> + threadIdx.x) / 32; work < num_rows; work += num_warps) {
+  const int num_rows = ws.counters[3] * kTileRows, num_warps = gridDim.x * (kMergeThreads / 32);
+  for (int work = (blockIdx.x * kMergeThreads + threadIdx.x) / 32; work < num_rows; work += num_warps) {
     const MergeItem item = ws.merges[work / kTileRows];
     const int row = work % kTileRows, flat_row = item.tile * kTileRows + row;
     const MsaSequence seq = msa_sequence(batch, item.seq);
@@ -436,7 +436,7 @@ void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
   M3_CUDA_CHECK(cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
   schedule_kernel<<<1, 1024, 0, stream>>>(a.batch, R, kTopk, sms, ws);
   scan<<<sms, kScanThreads, kSmemBytes, stream>>>(query_map, key_map, a.batch, R, a.ids_RTK, ws);
-  merge_kernel<kTopk><<<sms * 4, kMergeThreads<kTopk>, 0, stream>>>(a.batch, R, a.ids_RTK, ws);
+  merge_kernel<kTopk><<<sms * 4, kMergeThreads, 0, stream>>>(a.batch, R, a.ids_RTK, ws);
   M3_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -452,10 +452,8 @@ void index_select_sm90(const IndexSelectCudaArgs& args, Stream stream) {
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   switch (args.geometry.topk) {
     case 4: return launch<4>(args, handle);
-    case 8: return launch<8>(args, handle);
     case 16: return launch<16>(args, handle);
-    case 32: return launch<32>(args, handle);
-    default: M3_FAIL("index_select: the Hopper path has topk 4, 8, 16 and 32, got {}", args.geometry.topk);
+    default: M3_FAIL("index_select: the Hopper path has topk 4 and 16, got {}", args.geometry.topk);
   }
 }
 
