@@ -11,7 +11,7 @@ struct MachineCeiling {
   double read_gb_s = 0;
 };
 
-MachineCeiling measure_machine_ceiling();  // takes about two seconds and 256 MiB
+MachineCeiling measure_machine_ceiling();  // takes about two seconds and 512 MiB
 
 // One thread's loop: `rounds` rounds of independent multiply-adds. Returns the operations done (a multiply-add
 // counts two); the sum keeps the compiler from dropping them.

@@ -200,41 +200,51 @@ int bench_model(const Args& args) {
   for (const int64_t tokens : prompts) longest = std::max(longest, tokens);
   for (const int64_t tokens : contexts) longest = std::max(longest, tokens + flags.decode_tokens);
 
-  const MachineCeiling ceiling = measure_machine_ceiling();
-  const int64_t baseline_peak = peak_resident_bytes();
+  CeilingWatch ceilings;
+  reset_peak_resident_bytes();  // what measuring the ceilings took is not the model's
   std::optional<TemporaryCheckpoint> temporary;
   if (!fs::is_directory(flags.config)) temporary.emplace(flags.config);
   const Checkpoint checkpoint = Checkpoint::open(temporary ? temporary->folder() : fs::path(flags.config));
   ModelBench bench(checkpoint, flags, longest);
   const Costs costs = bench.costs();
-  const double gflops = flags.dtype == "bf16" && ceiling.bf16_gflops > 0 ? ceiling.bf16_gflops : ceiling.fp32_gflops;
-  fmt::print("ceiling: {:.0f} GFLOP/s, {:.1f} GB/s\n{}", gflops, ceiling.read_gb_s, bench.plan().str());
+  const auto gflops_of = [&](const MachineCeiling& ceiling) {
+    return flags.dtype == "bf16" && ceiling.bf16_gflops > 0 ? ceiling.bf16_gflops : ceiling.fp32_gflops;
+  };
+  fmt::print("{}", bench.plan().str());
 
+  int64_t peak = 0;
+  const auto ceiling_beside = [&] {
+    peak = std::max(peak, peak_resident_bytes());
+    const MachineCeiling ceiling = ceilings.beside();
+    reset_peak_resident_bytes();
+    return ceiling;
+  };
   ordered_json results = ordered_json::array();
   for (const int64_t tokens : prompts) {
-    const double seconds = bench.prefill(tokens), bound = costs.prefill_flop(tokens) / gflops / 1e9;
-    fmt::print("prefill {:>7}: {:8.1f} tok/s, bound {:8.1f}, {:3.0f} % of it\n", tokens, tokens / seconds, tokens / bound,
-               100 * bound / seconds);
+    const double seconds = bench.prefill(tokens), gflops = gflops_of(ceiling_beside());
+    const double bound = costs.prefill_flop(tokens) / gflops / 1e9;
+    fmt::print("prefill {:>7}: {:8.1f} tok/s; bound at {:.0f} GFLOP/s {:8.1f}, {:3.0f} % of it\n", tokens, tokens / seconds,
+               gflops, tokens / bound, 100 * bound / seconds);
     std::fflush(stdout);
     results.push_back({{"what", "prefill"}, {"tokens", tokens}, {"seconds", seconds}, {"tokens_per_second", tokens / seconds},
-                       {"bound_tokens_per_second", tokens / bound}, {"share", bound / seconds}});
+                       {"ceiling_gflops", gflops}, {"bound_tokens_per_second", tokens / bound}, {"share", bound / seconds}});
   }
   for (const int64_t context : contexts) {
-    const double seconds = bench.decode(context), bound = costs.decode_bytes(context) / ceiling.read_gb_s / 1e9;
-    fmt::print("decode at {:>7}: {:6.2f} ms, bound {:6.2f} ms, {:3.0f} % of it\n", context, seconds * 1e3, bound * 1e3,
-               100 * bound / seconds);
+    const double seconds = bench.decode(context), gb_s = ceiling_beside().read_gb_s;
+    const double bound = costs.decode_bytes(context) / gb_s / 1e9;
+    fmt::print("decode at {:>7}: {:6.2f} ms; bound at {:.1f} GB/s {:6.2f} ms, {:3.0f} % of it\n", context, seconds * 1e3,
+               gb_s, bound * 1e3, 100 * bound / seconds);
     std::fflush(stdout);
-    results.push_back({{"what", "decode"}, {"context", context}, {"ms", seconds * 1e3}, {"bound_ms", bound * 1e3},
+    results.push_back({{"what", "decode"}, {"context", context}, {"ms", seconds * 1e3}, {"ceiling_gb_s", gb_s}, {"bound_ms", bound * 1e3},
                        {"share", bound / seconds}});
   }
-  const int64_t peak = peak_resident_bytes();
   fmt::print("peak memory {} of {} planned\n", format_bytes(static_cast<double>(peak)),
              format_bytes(static_cast<double>(bench.plan().total_bytes())));
   if (!flags.json.empty()) {
-    ordered_json document = bench_head("bench model", args, ceiling);
+    ordered_json document = bench_head("bench model", args, ceilings.first());
     document["settings"] = {{"dtype", flags.dtype}, {"attention", flags.attention}, {"chunk", flags.chunk}, {"runs", flags.runs}};
     document["results"] = results;
-    document["memory"] = {{"plan_bytes", bench.plan().total_bytes()}, {"peak_bytes", peak}, {"before_model_bytes", baseline_peak}};
+    document["memory"] = {{"plan_bytes", bench.plan().total_bytes()}, {"peak_bytes", peak}};
     write_file_atomic(flags.json, document.dump(1) + "\n");
   }
   return 0;

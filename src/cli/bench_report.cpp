@@ -1,5 +1,6 @@
 #include <fmt/chrono.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -35,6 +36,14 @@ std::vector<int64_t> parse_numbers(const std::string& flag, const std::string& t
     begin = end + 1;
   }
   return numbers;
+}
+
+MachineCeiling CeilingWatch::beside() {
+  const MachineCeiling before = last_;
+  last_ = measure_machine_ceiling();
+  return {.fp32_gflops = std::max(before.fp32_gflops, last_.fp32_gflops),
+          .bf16_gflops = std::max(before.bf16_gflops, last_.bf16_gflops),
+          .read_gb_s = std::max(before.read_gb_s, last_.read_gb_s)};
 }
 
 nlohmann::ordered_json bench_head(const std::string& command, const Args& args, const MachineCeiling& ceiling) {

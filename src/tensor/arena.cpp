@@ -105,6 +105,8 @@ int64_t peak_resident_bytes() {
   return usage.ru_maxrss * int64_t{1024};
 }
 
+void reset_peak_resident_bytes() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
 namespace {
 
 // The number of kilobytes in the line "KEY:  N kB" of a file of /proc.

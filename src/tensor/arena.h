@@ -79,7 +79,8 @@ class ArenaScope {
   int64_t mark_;
 };
 
-int64_t peak_resident_bytes();     // of this process (VmHWM)
+int64_t peak_resident_bytes();     // of this process, since its start or the last reset
+void reset_peak_resident_bytes();  // to what is resident now; without effect where the kernel does not offer it
 int64_t resident_bytes();          // of this process, now
 int64_t available_memory_bytes();  // that a process of this machine can still take (MemAvailable)
 

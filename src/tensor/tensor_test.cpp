@@ -80,6 +80,9 @@ TEST(Memory, resident_bytes_grow_with_touched_memory_only) {
   EXPECT_GE(resident_bytes(), before + (60 << 20));
   EXPECT_GE(peak_resident_bytes(), before + (60 << 20));
   EXPECT_GT(available_memory_bytes(), 0);
+  arena = Arena();
+  reset_peak_resident_bytes();
+  EXPECT_LT(peak_resident_bytes(), before + (30 << 20));
 }
 
 TEST(Device, a_machine_without_a_gpu_says_why) {
