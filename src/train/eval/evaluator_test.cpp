@@ -1,0 +1,52 @@
+#include "train/eval/evaluator.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/file.h"
+#include "train/test_support.h"
+#include "train/trainer.h"
+
+namespace m3::eval {
+namespace {
+
+// An untrained model with a head of zeros: every token is equally likely, and the arg-max is always id 0.
+TEST(Evaluator, AUniformModelHasTheBitsOfChance) {
+  const train::TestFolder folder("eval");
+  const train::TrainConfig config =
+      train::parse_train_config(train::tiny_config_json(folder.str()), "run.json", {"steps=2", "optimizer.lr=0", "init.head_std=0"});
+  train::Trainer trainer(config, {});
+  trainer.run();
+  const Checkpoint checkpoint = Checkpoint::open(trainer.checkpoint_folder());
+  const std::filesystem::path text = folder.path() / "text.txt";
+  std::string page;
+  for (int i = 0; i < 200; ++i) page += "A page of text, line " + std::to_string(i) + ".\n";
+  write_file_atomic(text, page);
+
+  EvalOptions options;
+  options.count = 4;
+  options.texts = {text};
+  Evaluator evaluator(checkpoint, options);
+  const std::vector<Measure> measures = evaluator.run();
+  int texts = 0;
+  for (const Measure& m : measures) {
+    if (m.unit == "%") {
+      EXPECT_EQ(m.value, 0) << m.name;
+    } else if (m.unit == "bits") {
+      EXPECT_NEAR(m.value, 0, 1e-4) << m.name;
+    }
+    if (m.unit == "bits/byte") {
+      ++texts;
+      EXPECT_EQ(m.count, static_cast<int64_t>(page.size()));
+      // All 1088 rows of the head take part, the tokenizer has 1085 ids.
+      EXPECT_NEAR(m.value, m.chance * std::log2(1088.0) / std::log2(1085.0), 1e-3) << m.name;
+    }
+  }
+  EXPECT_EQ(texts, 2);
+  EXPECT_GT(measures.size(), 10u);
+  EXPECT_NE(measures_table(measures).find("clip: order of appearance"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace m3::eval
