@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
-# Builds the libFuzzer targets (preset fuzz, clang) and runs each for SECONDS_EACH (default 60).
+# Builds libFuzzer targets (preset fuzz: clang, AddressSanitizer, UndefinedBehaviorSanitizer) and runs each for a while.
+#   scripts/fuzz.sh [SECONDS_EACH] [TARGET...]     default: 60 seconds, every target
 # A crash leaves its input in build/fuzz/findings and fails the script.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
+shift || true
+targets=("$@")
 scripts/install-packages.sh --fuzz
 export CC=clang-14 CXX=clang++-14
 cmake --preset fuzz -DCMAKE_C_COMPILER=clang-14 -DCMAKE_CXX_COMPILER=clang++-14 >/dev/null
-cmake --build --preset fuzz --target all_fuzzers
+cmake --build --preset fuzz --target "${targets[@]:-all_fuzzers}"
 mkdir -p build/fuzz/findings
-mapfile -t fuzzers < <(find build/fuzz/src -name '*_fuzz' -type f -executable | sort)
+mapfile -t fuzzers < <(find build/fuzz/src -name '*_fuzz' -type f -executable |
+  grep -E "/($(IFS='|'; echo "${targets[*]:-.*}"))\$" | sort)
 ((${#fuzzers[@]} > 0)) || { echo "no fuzz target was built" >&2; exit 1; }
 run_one() {
   local name seeds=()
