@@ -1,0 +1,124 @@
+// Greedy answers are the same bytes whatever the engine does: on real (small) checkpoints, in f32 and bf16, with M3's
+// blocks of 128 tokens. The fake model's tests (scheduling_test.cpp) cover the bookkeeping; here the operators count.
+#include "engine/fake_engine_test.h"
+
+namespace m3::test {
+namespace {
+
+constexpr const char* kFolder = M3_SOURCE_DIR "/tests/golden/models/tiny-text";  // selects 4 blocks of 128
+
+const Checkpoint& checkpoint() {
+  static const Checkpoint opened = Checkpoint::open(kFolder);
+  return opened;
+}
+const Tokenizer& tokenizer() {
+  static const Tokenizer loaded = Tokenizer::load(kFolder);
+  return loaded;
+}
+
+struct Setup {
+  DType dtype = DType::kF32;
+  int64_t num_pages = 200, max_requests = 1;
+  EngineOptions engine = {};
+};
+
+struct TextEngine {
+  explicit TextEngine(const Setup& setup)
+      : model(checkpoint(), options_of(setup)), engine_model(model, setup.num_pages), engine(engine_model, tokenizer(), setup.engine) {}
+  static ModelOptions options_of(const Setup& setup) {
+    ModelOptions options;
+    options.decoder.dtype = setup.dtype;
+    const int64_t rows = setup.max_requests * (1 + setup.engine.max_draft_tokens);
+    options.step = {512, setup.max_requests, rows, 4096};
+    return options;
+  }
+  std::vector<std::vector<int32_t>> answers(std::span<const GenerationRequest> requests) {
+    std::vector<Result> results(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) engine.submit(requests[i], results[i].callback());
+    while (engine.step()) engine.check_pages();
+    std::vector<std::vector<int32_t>> answers;
+    for (const Result& result : results) answers.push_back(result.tokens);
+    return answers;
+  }
+  Model model;
+  CpuEngineModel engine_model;
+  Engine engine;
+};
+
+// Prompts that begin with a shared text of 128k + {0, 1, 64, 127} tokens.
+std::vector<GenerationRequest> requests_with_shared_prefixes() {
+  const std::vector<int32_t> shared = random_ids(11, 600);
+  std::vector<GenerationRequest> requests;
+  for (const int64_t k : {1, 3}) {
+    for (const int64_t rest : {0, 1, 64, 127}) {
+      GenerationRequest request = greedy({shared.begin(), shared.begin() + 128 * k + rest}, 12);
+      for (const int32_t id : random_ids(static_cast<uint64_t>(100 * k + rest), 3)) request.prompt.push_back(id);
+      requests.push_back(std::move(request));
+    }
+  }
+  return requests;
+}
+
+class Identity : public ::testing::TestWithParam<DType> {
+ protected:
+  // Each request alone, no prefix cache, in the largest chunks.
+  std::vector<std::vector<int32_t>> alone(std::span<const GenerationRequest> requests) {
+    TextEngine text({.dtype = GetParam(), .engine = {.prefix_cache = false}});
+    return text.answers(requests);
+  }
+};
+
+TEST_P(Identity, prefix_cache_batch_and_chunk_do_not_show) {
+  const std::vector<GenerationRequest> requests = requests_with_shared_prefixes();
+  const auto want = alone(requests);
+  for (const int64_t chunk : {512, 17, 100}) {
+    TextEngine text({.dtype = GetParam(), .engine = {.max_step_tokens = chunk}});
+    EXPECT_EQ(text.answers(requests), want) << "prefix cache, chunks of " << chunk;
+    EXPECT_GT(text.engine.metrics().prefix_hit_tokens, 1000);
+    if (chunk == 512) {
+      EXPECT_EQ(text.answers(requests), want) << "all known";
+    }
+  }
+  for (const bool prefix_cache : {true, false}) {
+    std::vector<GenerationRequest> many;
+    std::vector<std::vector<int32_t>> want_many;
+    for (size_t i = 0; i < 64; ++i) {
+      many.push_back(requests[i % 8]);
+      want_many.push_back(want[i % 8]);
+    }
+    TextEngine text({.dtype = GetParam(), .num_pages = 64 * 6, .max_requests = 64, .engine = {.prefix_cache = prefix_cache}});
+    EXPECT_EQ(text.answers(many), want_many) << "64 together, prefix cache " << prefix_cache;
+  }
+}
+
+TEST_P(Identity, eviction_and_preemption_do_not_show) {
+  std::vector<GenerationRequest> requests = requests_with_shared_prefixes();
+  for (size_t i = 0; i < requests.size(); ++i) requests[i].max_tokens = i < 4 ? 300 : 12;
+  const auto want = alone(requests);
+  TextEngine text({.dtype = GetParam(), .num_pages = 10, .max_requests = 8, .engine = {.max_step_tokens = 200}});
+  EXPECT_EQ(text.answers(requests), want);
+  EXPECT_GT(text.engine.metrics().preemptions, 0);
+  EXPECT_GT(text.engine.metrics().pages_evicted, 0);
+}
+
+TEST_P(Identity, speculation_does_not_show) {
+  std::vector<GenerationRequest> requests;
+  for (uint64_t i = 0; i < 4; ++i) {
+    // Two distinct tokens in turn: what followed the last time is likely to follow again.
+    GenerationRequest request = greedy({}, 120);
+    for (int64_t t = 0; t < 300; ++t) request.prompt.push_back(static_cast<int32_t>(200 + i + t % 3));
+    if (i >= 2) request.sampling = {.temperature = 0.7f, .top_k = 2, .seed = i};
+    requests.push_back(std::move(request));
+  }
+  const auto want = alone(requests);
+  TextEngine text({.dtype = GetParam(), .max_requests = 4, .engine = {.max_draft_tokens = 20}});
+  EXPECT_EQ(text.answers(requests), want);
+  EXPECT_GT(text.engine.metrics().accepted_tokens, 10);
+  EXPECT_LT(text.engine.metrics().accepted_tokens, text.engine.metrics().drafted_tokens) << "rejections were tried too";
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Identity, ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) { return std::string(dtype_name(info.param)); });
+
+}  // namespace
+}  // namespace m3::test
