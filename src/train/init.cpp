@@ -96,9 +96,9 @@ class PositionalStart {
 }  // namespace
 
 InitScheme init_scheme(const InitConfig& init, const ModelConfig& config, uint64_t seed) {
-  M3_CHECK(init.scheme != InitConfig::Scheme::kCheckpoint, "weights come from {}: there is nothing to draw", init.checkpoint);
   InitScheme base = init_normal(seed, init.std);
-  if (init.scheme == InitConfig::Scheme::kFanIn) {
+  const bool fan_in = init.scheme != InitConfig::Scheme::kNormal;
+  if (fan_in) {
     const InitScheme unit = init_normal(seed, 1);  // vectors as they are, matrices of variance 1
     base = [init, config, unit](const TensorEntry& tensor, int64_t begin, std::span<float> values) {
       unit(tensor, begin, values);
@@ -108,7 +108,7 @@ InitScheme init_scheme(const InitConfig& init, const ModelConfig& config, uint64
     };
   }
   if (!init.positional_start) return base;
-  const double embedding_std = init.scheme == InitConfig::Scheme::kFanIn ? init.embedding_std : init.std;
+  const double embedding_std = fan_in ? init.embedding_std : init.std;
   const PositionalStart start(config.text, embedding_std);
   return [base, start](const TensorEntry& tensor, int64_t begin, std::span<float> values) {
     base(tensor, begin, values);

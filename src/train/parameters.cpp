@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <tuple>
 
 #include "base/threads.h"
@@ -157,8 +158,15 @@ void Parameters::initialise(const InitScheme& scheme) {
   round_copies();
 }
 
-void Parameters::load_weights(const Checkpoint& checkpoint) {
+std::vector<const Parameter*> Parameters::load_weights(const Checkpoint& checkpoint) {
+  std::set<std::string_view> stored_names;
+  for (const TensorEntry& entry : checkpoint.table()) stored_names.insert(entry.name);
+  std::vector<const Parameter*> missing;
   for (const Parameter& p : parameters_) {
+    if (!stored_names.contains(p.entry.name)) {
+      missing.push_back(&p);
+      continue;
+    }
     const StoredWeight& stored = checkpoint.weight(p.entry.name);
     M3_CHECK(!stored.is_mxfp8() && stored.data.shape() == p.entry.shape,
              "{}: {} is {} {}; training wants bf16 or f32 {}", checkpoint.folder().string(), p.entry.name,
@@ -172,6 +180,7 @@ void Parameters::load_weights(const Checkpoint& checkpoint) {
     }
   }
   round_copies();
+  return missing;
 }
 
 void Parameters::round_copies() {

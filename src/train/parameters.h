@@ -52,7 +52,8 @@ class Parameters {
   bool has_state(Group group) const { return trained_[static_cast<int>(group)]; }
 
   void initialise(const InitScheme& scheme);
-  void load_weights(const Checkpoint& checkpoint);  // masters from a model folder
+  // Masters from a model folder. Returns the parameters that it lacks, which stay as they are.
+  std::vector<const Parameter*> load_weights(const Checkpoint& checkpoint);
   void round_copies();                              // copies from masters
   void zero_gradients();
   double gradient_sum_of_squares(Group group) const;

@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/sha256.h"
 #include "base/threads.h"
+#include "train/data/shard_writer.h"
 #include "train/test_support.h"
 #include "train/trainer.h"
 
@@ -134,6 +135,28 @@ TEST(Resume, AFrozenIndexerHasNoStateAndResumes) {
   EXPECT_EQ(result_hash(trainer.checkpoint_folder()), expected);
 }
 
+TEST(Resume, ShardsGoOnWhereTheyStopped) {
+  const TestFolder corpus("shards"), whole("shards1"), parts("shards2");
+  data::ShardWriter writer(corpus.path() / "data", {});
+  for (int i = 0; i < 40; ++i) {  // more than one epoch in 12 steps of 5 documents
+    data::Document document;
+    document.id = fmt::format("page {}", i);
+    document.source = "pages";
+    document.segments = {data::Segment::of_text(fmt::format("This is page {} of a short book.", i * i))};
+    writer.add_to(data::Split::kTrain, document);
+  }
+  writer.finish();
+  const std::vector<std::string> shards = {
+      fmt::format(R"(sources=[{{"name": "pages", "family": "shards", "count": 5, "folder": "{}"}}])", (corpus.path() / "data").string())};
+  const std::string expected = run_whole(whole.path(), shards);
+  Trainer(config_in(parts.path(), shards), {.stop_after = 7}).run();
+  Trainer trainer(config_in(parts.path(), shards), {.resume = true});
+  EXPECT_EQ(trainer.state().streams.at("pages").position, 35);
+  trainer.run();
+  EXPECT_EQ(trainer.state().streams.at("pages").position, 60);
+  EXPECT_EQ(result_hash(trainer.checkpoint_folder()), expected);
+}
+
 TEST(Resume, BrokenCheckpointsAreNotUsed) {
   const TestFolder folder("broken");
   Trainer(config_in(folder.path(), {"save.every=4"}), {.stop_after = 8}).run();
@@ -167,7 +190,7 @@ TEST(Resume, AFullDiskLeavesOlderCheckpointsAlone) {
   const TestFolder folder("full");
   Trainer trainer(config_in(folder.path()), {.stop_after = 4});
   trainer.run();
-  // Stands for a disk that refuses: a file of the name of the work folder.
+  // Stands for a disk that refuses: a file to copy that is not there.
   CheckpointStore store(folder.path(), {});
   TrainingState state = trainer.state();
   state.step = 5;

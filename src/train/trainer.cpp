@@ -95,6 +95,7 @@ void Trainer::request_stop() { stop_requested.store(true, std::memory_order_rela
 Trainer::Trainer(const TrainConfig& config, const RunOptions& options)
     : config_(config),
       options_(options),
+      lock_(config.output),
       tokenizer_(Tokenizer::load(config.tokenizer)),
       companions_(tokenizer_files(config.tokenizer)),
       parameters_(config.model, config.optimizer, config.compute.dtype, trained_groups(config)),
@@ -107,11 +108,7 @@ Trainer::Trainer(const TrainConfig& config, const RunOptions& options)
     optimizer_.num_updates() = state_.num_updates;
   } else {
     M3_CHECK(store_.steps().empty(), "{} holds checkpoints already; give --resume, or another output folder", config_.output.string());
-    if (config_.init.scheme == InitConfig::Scheme::kCheckpoint) {
-      parameters_.load_weights(Checkpoint::open(config_.init.checkpoint));
-    } else {
-      parameters_.initialise(init_scheme(config_.init, config_.model, config_.seed));
-    }
+    start_weights();
   }
   enter_stage(state_.step);
   batches_ = std::make_unique<BatchMaker>(config_, tokenizer_, state_.step, state_.streams);
@@ -119,6 +116,18 @@ Trainer::Trainer(const TrainConfig& config, const RunOptions& options)
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::start_weights() {
+  parameters_.initialise(init_scheme(config_.init, config_.model, config_.seed));
+  if (config_.init.scheme != InitConfig::Scheme::kCheckpoint) return;
+  // A conversion may add an index branch or a vision tower; nothing else may be missing (training.md §15).
+  const Checkpoint checkpoint = Checkpoint::open(config_.init.checkpoint);
+  for (const Parameter* parameter : parameters_.load_weights(checkpoint)) {
+    M3_CHECK(parameter->group != Group::kText, "{} lacks {}; only index branch and vision tower may be new", config_.init.checkpoint,
+             parameter->entry.name);
+    log_info("new, drawn at random: {} {}", parameter->entry.name, parameter->entry.shape.str());
+  }
+}
 
 MemoryPlan Trainer::memory_plan() const {
   MemoryPlan plan;

@@ -45,6 +45,7 @@ class Trainer {
   void run_micro_batches(const Batch& batch, StepReport& report);
   void update(const Batch& batch, StepReport& report);
   std::string reason_to_skip(const StepReport& report) const;
+  void start_weights();
   void enter_stage(int64_t step);
   void make_model(const TrainOptions& options);
   void fit_model(const std::vector<PackedDocuments>& packs);
@@ -52,6 +53,7 @@ class Trainer {
 
   TrainConfig config_;
   RunOptions options_;
+  RunLock lock_;
   double ceiling_gflops_ = 0;
   Tokenizer tokenizer_;
   std::vector<std::filesystem::path> companions_;

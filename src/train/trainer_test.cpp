@@ -9,8 +9,7 @@
 namespace m3::train {
 namespace {
 
-// The same 32 documents in every step: count documents with every = steps always give slots 0..count - 1 of step 0, so
-// the run is one where the pool of documents is as large as the batch.
+// The same 32 documents in every step ("repeat").
 TEST(Trainer, OverfitsThirtyTwoMultimodalDocuments) {
   const TestFolder folder("overfit");
   const TrainConfig config = parse_train_config(
@@ -74,15 +73,57 @@ TEST(Trainer, AGroupWithoutGradientKeepsItsWeights) {
   // Pictures come in the second half only: until then weight decay must not touch the tower.
   const TrainConfig config = parse_train_config(tiny_config_json(folder.str()), "run.json",
                                                 {"steps=6", "sources.cards.from=0.5", "sources.clips.from=0.5"});
-  Trainer trainer(config, {.stop_after = 3});
-  const Tensor master = trainer.parameters().find("multi_modal_projector.linear_1.weight").master;
-  const std::vector<float> before(master.ptr<float>(), master.ptr<float>() + master.numel());
-  trainer.run();
-  EXPECT_EQ(before, std::vector<float>(master.ptr<float>(), master.ptr<float>() + master.numel()));
-  EXPECT_EQ(trainer.state().num_updates[static_cast<int>(Group::kVision)], 0);
+  {
+    Trainer trainer(config, {.stop_after = 3});
+    const Tensor master = trainer.parameters().find("multi_modal_projector.linear_1.weight").master;
+    const std::vector<float> before(master.ptr<float>(), master.ptr<float>() + master.numel());
+    trainer.run();
+    EXPECT_EQ(before, std::vector<float>(master.ptr<float>(), master.ptr<float>() + master.numel()));
+    EXPECT_EQ(trainer.state().num_updates[static_cast<int>(Group::kVision)], 0);
+    EXPECT_THROW(Trainer(config, {.resume = true}), Error);  // the folder is in use
+  }
   Trainer resumed(config, {.resume = true});
   resumed.run();
   EXPECT_EQ(resumed.state().num_updates[static_cast<int>(Group::kVision)], 3);
+}
+
+TEST(Trainer, SpikesAreSkippedAndCounted) {
+  const TestFolder folder("spike");
+  // Everything above the mean counts as a spike: some steps after the guard's 50 updates must be skipped.
+  const TrainConfig config = parse_train_config(tiny_config_json(folder.str()), "run.json",
+                                                {"steps=70", "guard.spike_factor=1", "sources.clips.count=0", "save.every=1000"});
+  int64_t spikes = 0;
+  RunOptions options;
+  options.on_step = [&](const StepReport& report) {
+    if (report.skipped.empty()) return;
+    EXPECT_GE(report.step, 50);
+    EXPECT_TRUE(report.skipped.starts_with("spike")) << report.skipped;
+    EXPECT_FALSE(report.groups[0].updated);
+    ++spikes;
+  };
+  Trainer trainer(config, options);
+  trainer.run();
+  EXPECT_GT(spikes, 0);
+  EXPECT_EQ(trainer.state().num_skipped, spikes);
+  EXPECT_EQ(trainer.state().num_updates[0], 70 - spikes);
+}
+
+TEST(Trainer, ADenseCheckpointBecomesMsaWithANewIndexBranch) {
+  const TestFolder dense("dense"), sparse("sparse");
+  const std::vector<std::string> as_dense = {"model.text_config.sparse_attention_config.sparse_attention_freq=[0,0]",
+                                             "model.text_config.sparse_attention_config.sparse_disable_index_value=[0,0]",
+                                             "stages.0.attention=full", "steps=2"};
+  Trainer teacher(parse_train_config(tiny_config_json(dense.str()), "run.json", as_dense), {});
+  teacher.run();
+  const std::string from = "init.checkpoint=" + teacher.checkpoint_folder().string();
+  Trainer pupil(parse_train_config(tiny_config_json(sparse.str()), "run.json", {"init.scheme=checkpoint", from}), {});
+  const std::string attention = "language_model.model.layers.1.self_attn.";
+  const float* q = pupil.parameters().find(attention + "q_proj.weight").master.ptr<float>();
+  const float* q_dense = teacher.parameters().find(attention + "q_proj.weight").master.ptr<float>();
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(q[i], to_float(bf16(q_dense[i])));  // as the checkpoint stores it
+  EXPECT_NE(pupil.parameters().find(attention + "index_q_proj.weight").master.ptr<float>()[0], 0.0f);
+  EXPECT_TRUE(pupil.parameters().has_state(Group::kIndexer));
+  EXPECT_FALSE(teacher.parameters().has_state(Group::kIndexer));
 }
 
 TEST(Flops, ByHand) {

@@ -1,6 +1,7 @@
 #include "train/training_checkpoint.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -218,17 +219,26 @@ void verify_checkpoint(const fs::path& folder) {
   }
 }
 
-CheckpointStore::CheckpointStore(fs::path output, const SaveConfig& config) : output_(std::move(output)), config_(config) {
+RunLock::RunLock(const fs::path& output) {
   std::error_code error;
-  fs::create_directories(output_, error);
-  M3_CHECK(!error, "{}: cannot create the folder: {}", output_.string(), error.message());
-  fs::remove_all(saving(), error);  // left by a run that was killed
+  fs::create_directories(output, error);
+  M3_CHECK(!error, "{}: cannot create the folder: {}", output.string(), error.message());
+  const fs::path file = output / ".lock";
+  fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  M3_CHECK(fd_ >= 0, "{}: cannot open: {}", file.string(), std::strerror(errno));
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    ::close(fd_);
+    M3_FAIL("{} is in use by another run; wait for its end, or choose another output folder", output.string());
+  }
 }
+
+RunLock::~RunLock() { ::close(fd_); }
 
 fs::path CheckpointStore::folder(int64_t step) const { return output_ / fmt::format("{}{:08}", kPrefix, step); }
 
 std::vector<int64_t> CheckpointStore::steps() const {
   std::vector<int64_t> steps;
+  if (!fs::exists(output_)) return steps;
   for (const auto& entry : fs::directory_iterator(output_)) {
     const std::string name = entry.path().filename().string();
     int64_t step = 0;
@@ -278,8 +288,8 @@ void CheckpointStore::prune() {
     // Moved first: a half removed folder never looks like a checkpoint.
     const fs::path rubbish = saving() / folder(all[i]).filename();
     fs::rename(folder(all[i]), rubbish);
-    fs::remove_all(rubbish);
   }
+  fs::remove_all(saving());
 }
 
 TrainingState CheckpointStore::load_latest(const TrainConfig& config, Parameters& parameters) {

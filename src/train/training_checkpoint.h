@@ -33,9 +33,21 @@ struct TrainingState {
   static TrainingState from_json(const std::string& text, const std::string& file);
 };
 
+// One run at a time in a folder: a second one, in any process, is refused while this object lives.
+class RunLock {
+ public:
+  explicit RunLock(const std::filesystem::path& output);  // makes the folder
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
 class CheckpointStore {
  public:
-  CheckpointStore(std::filesystem::path output, const SaveConfig& config);
+  CheckpointStore(std::filesystem::path output, const SaveConfig& config) : output_(std::move(output)), config_(config) {}
 
   // Steps of which there is a folder, ascending. Not necessarily sound ones.
   std::vector<int64_t> steps() const;
