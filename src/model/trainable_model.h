@@ -158,6 +158,7 @@ class TrainableModel {
 
   // Lines of the memory plan: activations and workspaces of a step, vision.
   void add_to_plan(MemoryPlan& plan) const;
+  int64_t peak_bytes() const { return arena_.peak_bytes(); }  // that any call has used so far
 
  private:
   void start(const MicroBatch& batch);

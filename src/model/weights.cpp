@@ -156,7 +156,8 @@ ModelWeights alloc_parameters(const ModelConfig& config, DType dtype, Arena& are
 int64_t parameter_bytes(const ModelConfig& config, DType dtype) {
   Arena measuring = Arena::measuring("parameters");
   alloc_parameters(config, dtype, measuring);
-  return measuring.peak_bytes();
+  // So that several sets fit one after another.
+  return (measuring.peak_bytes() + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
 }
 
 }  // namespace m3
