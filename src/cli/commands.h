@@ -8,6 +8,7 @@ namespace m3::cli {
 
 using Args = std::vector<std::string>;
 
+int command_attention_map(const Args& args);
 int command_bench(const Args& args);
 int command_data(const Args& args);
 int command_eval(const Args& args);
@@ -38,6 +39,7 @@ inline const std::vector<Command>& commands() {
       {"train", "train a model by a configuration, resumable", command_train},
       {"eval", "what a trained model can do, with chance beside it", command_eval},
       {"plot", "curves of training runs", command_plot},
+      {"attention-map", "how much text attends to pictures, and where", command_attention_map},
       {"data", "make and check training data", command_data},
       {"tokenize", "text to token ids and back", command_tokenize},
       {"verify", "replay the goldens and report the measured errors", command_verify},
