@@ -133,12 +133,22 @@ void Engine::end_overdue(EngineClock::time_point now) {
 
 bool Engine::step() {
   const EngineClock::time_point start = EngineClock::now();
-  end_overdue(start);
-  admit();
-  bool worked = encode_one_media();
-  plan_step();
-  if (!plan_->parts.empty()) {
-    run_step();
+  bool worked = false;
+  try {
+    end_overdue(start);
+    admit();
+    worked = encode_one_media();
+    plan_step();
+    if (!plan_->parts.empty()) {
+      run_step();
+      worked = true;
+    }
+  } catch (const std::exception& error) {
+    // Our own mistake: nobody may wait for ever because of it.
+    log_error("the engine failed, all requests end: {}", error.what());
+    for (auto* queue : {&waiting_, &running_}) {
+      for (const SequencePtr& sequence : *queue) finish(*sequence, FinishReason::kFailed, error.what());
+    }
     worked = true;
   }
   erase_finished();

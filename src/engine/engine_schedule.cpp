@@ -36,7 +36,7 @@ bool Engine::prompt_is_open(RequestId id) const {
 }
 
 // A request is admitted with the pages of all its tokens, so prompts never stop half way for lack of them; one page
-// is left for each of those that run, to grow into.
+// is left for each whose answer may need more. So as many run together as the memory plan says.
 WaitReason Engine::try_admit(Sequence& sequence) {
   if (sequence.request.after_prompt_of != 0 && prompt_is_open(sequence.request.after_prompt_of)) {
     return WaitReason::kSharedPrompt;
@@ -48,7 +48,11 @@ WaitReason Engine::try_admit(Sequence& sequence) {
   const auto reusable = std::span(sequence.keys).first(length - 1);
   const PageCache::Match match = pages_.match(reusable);
   const int64_t wanted = pages_.pages_for(length) - match.full_pages;
-  const int64_t reserve = num_running > 0 ? num_running + 1 : 0;
+  const auto may_grow = [this](const Sequence& s) {
+    return pages_.pages_for(s.prompt_tokens + s.max_tokens) > pages_.pages_for(static_cast<int64_t>(s.tokens.size()));
+  };
+  int64_t reserve = may_grow(sequence);
+  for (const SequencePtr& other : running_) reserve += may_grow(*other);
   if (wanted + reserve > pages_.num_available() - match.idle_pages) return WaitReason::kCachePages;
 
   sequence.num_cached =

@@ -140,6 +140,17 @@ TEST(Scheduling, requests_wait_with_a_reason_and_keep_their_order) {
   EXPECT_EQ(fake.engine.requests()[2].wait_reason, WaitReason::kMaxSequences);
 }
 
+// sched-01: what the plan promises does run together.
+TEST(Scheduling, sched_01_requests_that_fill_the_cache_exactly_run_together) {
+  FakeEngine fake({.num_pages = 64, .max_sequences = 8});
+  std::vector<Result> results(5);
+  for (int i = 0; i < 5; ++i) fake.engine.submit(greedy(random_ids(i, 200 + 18 * i), 56 - 18 * (i % 4)), results[i].callback());
+  fake.engine.step();
+  EXPECT_EQ(fake.engine.metrics().running, 4) << "four times 256 tokens";
+  fake.run();
+  EXPECT_EQ(fake.engine.metrics().preemptions, 0);
+}
+
 TEST(Scheduling, preempted_answers_go_on_where_they_were) {
   FakeOptions options{.num_pages = 12, .max_sequences = 4};
   for (const bool prefix_cache : {true, false}) {

@@ -58,4 +58,19 @@ Session::Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const
   engine_ = std::make_unique<Engine>(*engine_model_, tokenizer, options.engine);
 }
 
+std::string Session::capacity() const {
+  const EngineModelSizes& sizes = engine_model_->sizes();
+  const int64_t longest = engine_->max_request_tokens();
+  std::string together;
+  for (int64_t length = longest; length >= sizes.page_tokens; length /= 4) {
+    const int64_t pages = (length + sizes.page_tokens - 1) / sizes.page_tokens;
+    const int64_t count = std::min(sizes.num_pages / pages, sizes.max_sequences);
+    together += fmt::format("{}{} x {}", together.empty() ? "" : " | ", count, length);
+    if (count == sizes.max_sequences) break;
+  }
+  return fmt::format("cache  {} a token, {} pages of {} = {} tokens; together {} tokens",
+                     format_bytes(static_cast<double>(sizes.page_bytes) / sizes.page_tokens), sizes.num_pages,
+                     sizes.page_tokens, sizes.num_pages * sizes.page_tokens, together);
+}
+
 }  // namespace m3

@@ -2,6 +2,7 @@
 // and m3 bench start here.
 #pragma once
 #include <memory>
+#include <string>
 
 #include "base/progress.h"
 #include "engine/engine.h"
@@ -32,6 +33,9 @@ class Session {
   Engine& engine() { return *engine_; }
   // Resident memory at the worst: weights, cache, activations, and what the process held before.
   const MemoryPlan& plan() const { return plan_; }
+  // "cache  1.2 KiB a token, 64 pages of 128 = 8192 tokens; together 1 x 8192 | 4 x 2048 tokens": a promise, for the
+  // engine admits so many requests of so many tokens (prompt and answer).
+  std::string capacity() const;
   double load_seconds() const { return load_seconds_; }
 
  private:
