@@ -65,8 +65,16 @@ for what in $steps; do
       done ;;
     bench)
       wait
-      step 300 msa_prefill "$build/benchmarks/bench_cuda_msa_prefill" --rounds 20
-      step 300 msa_decode "$build/benchmarks/bench_cuda_msa_decode" --rounds 20
+      prefill=$build/benchmarks/bench_cuda_msa_prefill decode=$build/benchmarks/bench_cuda_msa_decode
+      step 300 msa_prefill "$prefill" --rounds 20 --paths hybrid \
+        --only 2048,4096,6144,8192,16384,32768,65536,131072,300+131072,dense:2048,dense:4096,dense:6144,dense:8192,dense:32768
+      step 300 msa_prefill_long "$prefill" --rounds 4 --paths hybrid --only 524288,1048576
+      step 300 msa_prefill_mix "$build/m3" bench msa --device cuda --workload benchmarks/workloads/prefill_shapes.json \
+        --rho 0.99 --runs 15 --attention msa --json "$out/msa_prefill_mix.json"
+      step 300 msa_decode "$decode" --rounds 20
+      step 300 msa_decode_int8 "$decode" --rounds 20 --int8 --only 1x131072,1x1048576,8x131072,8x1048576,64x131072
+      step 300 vit_attend "$build/benchmarks/bench_cuda_vit_attend"
+      step 300 norm_rope_append "$build/benchmarks/bench_cuda_norm_rope_append"
       ;;
   esac
 done

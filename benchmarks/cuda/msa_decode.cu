@@ -98,6 +98,7 @@ class Workload {
     scores_ = allocate<float>(rows_ * 4 * stride_);
     ids_ = allocate<int32_t>(rows_ * 4 * 16);
     lse_ = allocate<float>(rows_ * 64);
+    uncertified_ = allocate<int32_t>(c.batch);
     partial_ = allocate<uint8_t>(attend_decode_workspace_bytes(geometry_, rows_, 256));
     M3_CUDA_CHECK(cudaMemset(ids_, 0xff, rows_ * 4 * 16 * 4));
   }
@@ -109,7 +110,7 @@ class Workload {
       }
     }
     for (void* p : {(void*)cu_q_, (void*)seq_lens_, (void*)page_table_, (void*)scores_, (void*)ids_, (void*)lse_,
-                    (void*)partial_}) {
+                    (void*)partial_, (void*)uncertified_}) {
       cudaFree(p);
     }
   }
@@ -127,10 +128,45 @@ class Workload {
     params.x_PBX = layers_[layer].keys8.codes_PBX, params.scale_P = layers_[layer].keys8.scale_P;
     index_decode_scores8(params, case_.queries, tuning, stream);
   }
-  void rescore(int layer, int candidates, Stream stream) {
-    index_decode_rescore({.scan = scan(layer), .keys = layers_[layer].keys8, .candidates = candidates,
-                          .num_queries = rows_, .ids_RTK = ids_},
-                         blocks_, true, stream);
+  // exact: certificates, and the second scan of sequences without one.
+  void rescore(int layer, int candidates, Stream stream, bool exact = false) {
+    if (exact) M3_CUDA_CHECK(cudaMemsetAsync(uncertified_, 0, case_.batch * 4, static_cast<cudaStream_t>(stream.handle)));
+    const IndexRescoreParams params = {.scan = scan(layer), .keys = layers_[layer].keys8, .candidates = candidates,
+                                       .num_queries = rows_, .ids_RTK = ids_, .uncertified_N = exact ? uncertified_ : nullptr};
+    index_decode_rescore(params, blocks_, !exact, stream);
+    if (exact) index_decode_exact(params, case_.queries, blocks_, stream);
+  }
+  // How the 8-bit choices of layer 0 compare with the bf16 one: share of equal ids, share of certified rows.
+  void report_agreement() {
+    const auto ids = [&](const std::function<void()>& select) {
+      select();
+      std::vector<int32_t> values(rows_ * 4 * 16);
+      M3_CUDA_CHECK(cudaDeviceSynchronize());
+      M3_CUDA_CHECK(cudaMemcpy(values.data(), ids_, values.size() * 4, cudaMemcpyDeviceToHost));
+      return values;
+    };
+    const std::vector<int32_t> want = ids([&] { index(0, {}, {}), choose({}); });
+    const auto share = [&](const std::vector<int32_t>& got) {
+      int64_t found = 0;
+      for (size_t row = 0; row < got.size(); row += 16) {
+        for (int i = 0; i < 16; ++i) found += std::count(want.begin() + row, want.begin() + row + 16, got[row + i]) > 0;
+      }
+      return static_cast<double>(found) / static_cast<double>(got.size());
+    };
+    const double approx = share(ids([&] { index8(0, {.stages = 6}, {}), choose({}); }));
+    std::string lines;
+    for (const int candidates : {24, 32, 64}) {
+      const double rescored = share(ids([&] { index8(0, {.stages = 6}, {}), rescore(0, candidates, {}); }));
+      const double exact = share(ids([&] { index8(0, {.stages = 6}, {}), rescore(0, candidates, {}, true); }));
+      std::vector<int32_t> flags(case_.batch);
+      M3_CUDA_CHECK(cudaMemcpy(flags.data(), uncertified_, flags.size() * 4, cudaMemcpyDeviceToHost));
+      const int uncertified = std::accumulate(flags.begin(), flags.end(), 0);
+      lines += fmt::format(", \"rescore {} agrees\": {:.6f}, \"exact {} agrees\": {:.6f}, \"uncertified rows {}\": {}", candidates,
+                           rescored, candidates, exact, candidates, uncertified);
+    }
+    std::printf("{\"case\": \"%s\", \"rows\": %lld, \"approx agrees\": %.6f%s}\n", case_.name().c_str(),
+                static_cast<long long>(rows_ * 4), approx, lines.c_str());
+    std::fflush(stdout);
   }
   void choose(Stream stream) {
     index_decode_choose({.scores_TRM = scores_, .score_stride = stride_, .cu_q = cu_q_, .seq_lens = seq_lens_,
@@ -207,7 +243,7 @@ class Workload {
   int64_t blocks_ = 0, pages_ = 0, rows_ = 0, stride_ = 0;
   int num_layers_ = 1;
   std::vector<Layer> layers_;
-  int32_t *cu_q_ = nullptr, *seq_lens_ = nullptr, *page_table_ = nullptr, *ids_ = nullptr;
+  int32_t *cu_q_ = nullptr, *seq_lens_ = nullptr, *page_table_ = nullptr, *ids_ = nullptr, *uncertified_ = nullptr;
   float *scores_ = nullptr, *lse_ = nullptr;
   uint8_t* partial_ = nullptr;
 };
@@ -250,6 +286,14 @@ void run_case(const Case& c, int rounds, bool sweep, bool full, bool int8) {
                   w.attend(layer, false, best, s, false);
                 });
     }
+    for (const int candidates : {32, 64}) {
+      w.measure(fmt::format("int8 exact {}", candidates).c_str(), rounds, bytes8, [&](int layer, Stream s) {
+        w.index8(layer, {.stages = 6}, s);
+        w.rescore(layer, candidates, s, true);
+        w.attend(layer, false, best, s, false);
+      });
+    }
+    w.report_agreement();
     w.measure("int8 approx", rounds, bytes8, [&](int layer, Stream s) {
       w.index8(layer, {.stages = 6}, s);
       if (c.queries > 1) w.choose(s);

@@ -93,7 +93,7 @@ class NormalTable {
 
  private:
   static Tensor piece(const Tensor& tensor, int64_t begin, int64_t count) {
-    return Tensor(tensor.ptr<bf16>() + begin, DType::kBF16, {count}, kGpu);
+    return Tensor(static_cast<char*>(tensor.data()) + begin * dtype_bytes(DType::kBF16), DType::kBF16, {count}, kGpu);
   }
   std::vector<bf16> host_;
   Arena arena_;
@@ -211,7 +211,7 @@ class Workload {
     const Tensor tensor = arena_.alloc("tables", DType::kI32, {static_cast<int64_t>(values.size())});
     copy(Tensor(const_cast<int32_t*>(values.data()), DType::kI32, tensor.shape()), tensor);
     synchronize({}, kGpu);
-    return tensor.ptr<int32_t>();
+    return static_cast<const int32_t*>(tensor.data());
   }
 
   const Case& case_;

@@ -266,7 +266,6 @@ void launch_scan(const IndexDecodeParams& params, int64_t max_q_len, const Index
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   const int64_t columns = max_q_len * params.groups;
   if (columns <= 8) return launch_scan<Format, 1>(params, tuning, handle);
-  if (columns <= 16) return launch_scan<Format, 2>(params, tuning, handle);
   if (columns <= 32) return launch_scan<Format, 4>(params, tuning, handle);
   M3_CHECK(columns <= kIndexDecodeMaxColumns, "decode index: {} groups x {} query tokens, want at most {} columns",
            params.groups, max_q_len, kIndexDecodeMaxColumns);
