@@ -224,7 +224,7 @@ int command_serve(const Args& args) {
   // Listens first: a port that is taken must not cost the loading of a model.
   ApiServer server(info, tokenizer, stop_ids, server_options(flags));
   Session session(checkpoint, tokenizer, session_flags);
-  fmt::print(stderr, "memory plan\n{}", session.plan().str());
+  fmt::print(stderr, "memory plan\n{}{}\n", session.plan().str(), session.capacity());
   EngineThread engine(session.engine());
   server.ready(engine);
   signals.serving();

@@ -42,16 +42,15 @@ void apply_bias_and_mask(std::span<float> logits, const SamplingParams& params,
   }
   for (size_t i = state.num_ids > 0 ? state.num_ids : logits.size(); i < logits.size(); ++i)
     logits[i] = kNever;
-  if (!state.allowed.empty()) {
-    for (size_t i = 0; i < logits.size(); ++i) {
-      const bool allowed =
-          i / 64 < state.allowed.size() && (state.allowed[i / 64] >> (i % 64) & 1) != 0;
-      if (!allowed) logits[i] = kNever;
+  for (size_t begin = 0; !state.allowed.empty() && begin < logits.size(); begin += 64) {
+    const uint64_t word = begin / 64 < state.allowed.size() ? state.allowed[begin / 64] : 0;
+    if (word == ~uint64_t{0}) continue;
+    for (size_t i = begin; i < std::min(begin + 64, logits.size()); ++i) {
+      if ((word >> (i - begin) & 1) == 0) logits[i] = kNever;
     }
   }
-  for (float& logit : logits) {
-    if (std::isnan(logit)) logit = kNever;
-  }
+  // Written without a branch, so that it is a few vector instructions.
+  for (float& logit : logits) logit = logit == logit ? logit : kNever;
 }
 
 struct Candidate {
@@ -65,47 +64,89 @@ bool before(const Candidate& a, const Candidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-// The candidates that temperature, top_k, top_p and min_p leave, in falling order.
-std::vector<Candidate> truncate(std::span<const float> logits, const SamplingParams& params) {
+// The k first of all candidates, in order. With a heap of k, most of V logits cost one comparison.
+std::vector<Candidate> first_candidates(std::span<const float> logits, size_t k) {
+  std::vector<Candidate> heap;  // the last of them on top
+  heap.reserve(k);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] == kNever) continue;
+    // Ids ascend: of equals, those already there come first.
+    if (heap.size() == k && !(logits[i] > heap.front().logit)) continue;
+    if (heap.size() == k) {
+      std::pop_heap(heap.begin(), heap.end(), before);
+      heap.pop_back();
+    }
+    heap.push_back({static_cast<int32_t>(i), logits[i], 0});
+    std::push_heap(heap.begin(), heap.end(), before);
+  }
+  std::sort_heap(heap.begin(), heap.end(), before);
+  return heap;
+}
+
+std::vector<Candidate> all_candidates(std::span<const float> logits) {
   std::vector<Candidate> list;
+  list.reserve(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) {
     if (logits[i] != kNever) list.push_back({static_cast<int32_t>(i), logits[i], 0});
   }
-  if (list.empty()) return list;
-  if (params.top_k > 0 && static_cast<size_t>(params.top_k) < list.size()) {
-    std::nth_element(list.begin(), list.begin() + params.top_k - 1, list.end(), before);
-    list.resize(params.top_k);
+  return list;
+}
+
+// How many of the `num_sorted` first top_p and min_p keep; all of them: perhaps more behind them.
+size_t count_kept(const std::vector<Candidate>& list, size_t num_sorted, const SamplingParams& params, double sum) {
+  double reached = 0;
+  size_t keep = 0;
+  while (keep < num_sorted && list[keep].probability >= params.min_p &&
+         (keep == 0 || params.top_p >= 1.0f || reached < params.top_p * sum)) {
+    reached += list[keep++].probability;
   }
-  std::sort(list.begin(), list.end(), before);
+  return keep;
+}
+
+// The candidates that temperature, top_k, top_p and min_p leave; in falling order where one of the last three is set.
+std::vector<Candidate> truncate(std::span<const float> logits, const SamplingParams& params) {
+  const bool top_k = params.top_k > 0 && static_cast<size_t>(params.top_k) < logits.size();
+  std::vector<Candidate> list = top_k ? first_candidates(logits, params.top_k) : all_candidates(logits);
+  if (list.empty()) return list;
+  const float highest = std::min_element(list.begin(), list.end(), before)->logit;
   double sum = 0;
   for (Candidate& c : list) {
     // Equal logits (two infinities too) are equally likely.
-    const double gap =
-        c.logit == list[0].logit ? 0 : (double{c.logit} - list[0].logit) / params.temperature;
+    const double gap = c.logit == highest ? 0 : (double{c.logit} - highest) / params.temperature;
     sum += c.probability = std::exp(gap);
   }
-  if (params.top_p < 1.0f) {
-    double reached = 0;
-    size_t keep = 0;
-    while (keep < list.size() && (keep == 0 || reached < params.top_p * sum))
-      reached += list[keep++].probability;
-    list.resize(keep);
+  if (params.top_p >= 1.0f && params.min_p <= 0.0f) return list;
+  // Few candidates hold most of the probability: sort only as many as it takes. The first has probability 1.
+  for (size_t wanted = 256, sorted = 0;; wanted *= 8) {
+    const size_t end = std::min(wanted, list.size());
+    if (!top_k) {
+      std::nth_element(list.begin() + sorted, list.begin() + end - 1, list.end(), before);
+      std::sort(list.begin() + sorted, list.begin() + end, before);
+    }
+    sorted = end;
+    const size_t keep = count_kept(list, sorted, params, sum);
+    if (keep == sorted && sorted < list.size()) continue;
+    list.resize(std::max<size_t>(keep, 1));
+    return list;
   }
-  // The largest has relative probability 1.
-  while (list.back().probability < params.min_p) list.pop_back();
-  return list;
 }
 
 }  // namespace
 
 int32_t argmax(std::span<const float> logits_V) {
   M3_CHECK(!logits_V.empty(), "no logits");
-  size_t best = 0;
-  for (size_t i = 1; i < logits_V.size(); ++i) {
-    if (logits_V[i] > logits_V[best] || (std::isnan(logits_V[best]) && !std::isnan(logits_V[i])))
-      best = i;
+  // Lanes that do not depend on each other become vector maxima; NaN is never larger.
+  constexpr size_t kLanes = 16;
+  float lanes[kLanes];
+  std::fill_n(lanes, kLanes, kNever);
+  const size_t whole = logits_V.size() / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) lanes[j] = logits_V[i + j] > lanes[j] ? logits_V[i + j] : lanes[j];
   }
-  return static_cast<int32_t>(best);
+  float highest = *std::max_element(lanes, lanes + kLanes);
+  for (size_t i = whole; i < logits_V.size(); ++i) highest = logits_V[i] > highest ? logits_V[i] : highest;
+  const auto first = std::find(logits_V.begin(), logits_V.end(), highest);
+  return static_cast<int32_t>(first == logits_V.end() ? 0 : first - logits_V.begin());  // all NaN: as all are equal
 }
 
 int32_t sample(std::span<float> logits_V, const SamplingParams& params,

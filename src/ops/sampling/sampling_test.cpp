@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <set>
 
 #include "base/check.h"
+#include "base/rng.h"
 
 namespace m3 {
 namespace {
@@ -66,6 +70,44 @@ TEST(Sampling, top_k_top_p_and_min_p_cut_the_tail) {
   EXPECT_EQ(survivors({.min_p = 1.0f}), "1");
   // top_k first: of 0.4 and 0.3 the first holds 0.57 of what is left.
   EXPECT_EQ(survivors({.top_k = 2, .top_p = 0.5f}), "1");
+}
+
+// What is kept, by sorting everything: the definition in sampling.h.
+std::vector<int32_t> kept_by_sorting(const Logits& logits, const SamplingParams& params) {
+  std::vector<int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  if (params.top_k > 0) ids.resize(std::min<size_t>(ids.size(), params.top_k));
+  const auto probability = [&](int32_t id) { return std::exp((double{logits[id]} - logits[ids[0]]) / params.temperature); };
+  double sum = 0, reached = 0;
+  for (const int32_t id : ids) sum += probability(id);
+  size_t keep = 0;
+  while (keep < ids.size() && (keep == 0 || reached < params.top_p * sum)) reached += probability(ids[keep++]);
+  while (probability(ids[keep - 1]) < params.min_p) --keep;
+  ids.resize(keep);
+  return ids;
+}
+
+TEST(Sampling, large_vocabularies_keep_what_sorting_all_would_keep) {
+  Philox rng(3);
+  Logits logits(3000);
+  for (const double spread : {0.3, 3.0}) {
+    for (float& x : logits) x = static_cast<float>(rng.normal() * spread);
+    for (int i = 0; i < 50; ++i) logits[rng.below(3000)] = logits[0];  // ties
+    for (const SamplingParams& params : {SamplingParams{.top_p = 0.9f}, SamplingParams{.top_p = 0.1f}, SamplingParams{.top_k = 700, .top_p = 0.95f},
+                                         SamplingParams{.min_p = 0.1f}, SamplingParams{.top_p = 0.8f, .min_p = 0.01f}, SamplingParams{.top_k = 40}}) {
+      const std::vector<int32_t> kept = kept_by_sorting(logits, params);
+      std::set<int32_t> drawn;
+      for (uint64_t position = 0; position < 120; ++position) {
+        SamplingState state;
+        state.position = position;
+        drawn.insert(draw(logits, params, state));
+      }
+      const std::set<int32_t> allowed(kept.begin(), kept.end());
+      EXPECT_TRUE(std::includes(allowed.begin(), allowed.end(), drawn.begin(), drawn.end())) << kept.size();
+      EXPECT_GT(drawn.size(), std::min<size_t>(kept.size(), 40) / 2);
+    }
+  }
 }
 
 TEST(Sampling, top_k_ties_go_to_the_lower_ids) {
