@@ -49,16 +49,20 @@ IndexGradients alloc_index(const TextConfig& config, int64_t num_tokens, DType d
 }  // namespace
 
 AttentionBackwardStep plan_attention_backward(const TextConfig& config, const AttentionStep& step,
-                                              std::span<const uint8_t> kl_documents, double kl_weight) {
+                                              std::span<const uint8_t> kl_documents, double query_weight) {
   const MsaGeometry geometry = msa_geometry(config);
   AttentionBackwardStep plans;
   if (config.num_sparse_layers() > 0) {
     plans.sparse = attend_backward_plan(geometry, step.batch, step.sparse.options.support);
     plans.workspace_bytes = plans.sparse.workspace_bytes;
     plans.has_kl = !kl_documents.empty();
-    if (plans.has_kl) {
+    if (plans.has_kl && step.mode == AttentionMode::kDsa) {
+      plans.dsa_kl = dsa_kl_plan(geometry, geometry.groups, step.sparse.options.support.budget, step.batch, kl_documents);
+      plans.kl_weight = query_weight;
+      plans.workspace_bytes = std::max(plans.workspace_bytes, plans.dsa_kl.workspace_bytes);
+    } else if (plans.has_kl) {
       plans.kl = index_kl_plan(geometry, step.batch, step.sparse.options.support, kl_documents);
-      plans.kl_weight = kl_weight;
+      plans.kl_weight = query_weight / geometry.groups;
       plans.workspace_bytes = std::max(plans.workspace_bytes, plans.kl.workspace_bytes);
     }
   }
@@ -86,13 +90,20 @@ double index_loss(const TextConfig& config, const AttentionWeights& w, const Att
                   const AttentionBackwardStep& plans, const GemmOptions& gemm_options, const AttentionActs& acts,
                   const Tensor& dh_TC, const AttentionWeights& gradients, Arena& scratch, Stream stream) {
   ArenaScope scope(scratch);
-  const IndexGradients g = alloc_index(config, acts.h_TC.dim(0), acts.h_TC.dtype(), scratch);
+  IndexGradients g = alloc_index(config, acts.h_TC.dim(0), acts.h_TC.dtype(), scratch);
   {
     ArenaScope workspace_scope(scratch);
     void* workspace = scratch.alloc_bytes("KL workspace", plans.workspace_bytes);
-    index_kl(plans.kl, step.batch, plans.kl_weight,
-             {acts.q_THD, acts.k_TRD, acts.lse_TH, acts.qi_TRX, acts.ki_TX, acts.lists},
-             {g.dqi_TRX, g.dki_TX, g.kl_RT, {}}, workspace);
+    if (step.mode == AttentionMode::kDsa) {
+      g.kl_RT = g.kl_RT[0];  // one row per query
+      dsa_kl(plans.dsa_kl, step.batch, plans.kl_weight,
+             {acts.q_THD, acts.k_TRD, acts.lse_TH, acts.qi_TRX, acts.ki_TX, step.dsa_weights_TR, acts.lists},
+             {g.dqi_TRX, g.dki_TX, {}, g.kl_RT}, workspace);
+    } else {
+      index_kl(plans.kl, step.batch, plans.kl_weight,
+               {acts.q_THD, acts.k_TRD, acts.lse_TH, acts.qi_TRX, acts.ki_TX, acts.lists},
+               {g.dqi_TRX, g.dki_TX, g.kl_RT, {}}, workspace);
+    }
   }
   const float eps = config.rms_norm_eps;
   qknorm_rope_backward(acts.qi_raw_TRX, w.index_q_norm_X, step.index_cos_TM, step.index_sin_TM, eps, g.dqi_TRX,

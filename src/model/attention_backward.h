@@ -11,6 +11,7 @@
 
 #include "model/attention_block.h"
 #include "ops/attend_backward/attend_backward.h"
+#include "ops/dsa_kl/dsa_kl.h"
 #include "ops/index_kl/index_kl.h"
 
 namespace m3 {
@@ -20,13 +21,14 @@ struct AttentionBackwardStep {
   AttendBackwardPlan sparse, full;
   bool has_kl = false;
   IndexKlPlan kl;
-  double kl_weight = 0;         // lambda / (N R) of the global batch
+  DsaKlPlan dsa_kl;             // AttentionMode::kDsa: in its place
+  double kl_weight = 0;         // lambda / (N R) of the global batch, or lambda / N of DSA's one list per query
   int64_t workspace_bytes = 0;  // largest of the plans
 };
 
-// `kl_documents` [N]: 1 where the document takes part in the KL; empty: no KL at all.
+// `kl_documents` [N]: 1 where the document takes part in the KL; empty: no KL at all. `query_weight`: lambda / N.
 AttentionBackwardStep plan_attention_backward(const TextConfig& config, const AttentionStep& step,
-                                              std::span<const uint8_t> kl_documents, double kl_weight);
+                                              std::span<const uint8_t> kl_documents, double query_weight);
 
 // dx_TC [T, C] f32, updated in place; x_TC the block's input, f32. `gradients`: f32, weights as their values.
 // `index_dh_TC` (f32, usually absent) is what index_loss adds to the gradient of h.

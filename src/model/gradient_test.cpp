@@ -58,7 +58,7 @@ void expect_gradients(TrainSet& set, const TestPack& pack, const TrainOptions& o
 class EveryStage : public ::testing::TestWithParam<TrainStage> {};
 INSTANTIATE_TEST_SUITE_P(Train, EveryStage,
                          ::testing::Values(TrainStage::kWarmup, TrainStage::kSparse, TrainStage::kFull,
-                                           TrainStage::kWindow),
+                                           TrainStage::kWindow, TrainStage::kDsa),
                          [](const auto& info) { return train_stage_name(info.param); });
 
 TEST_P(EveryStage, losses_and_gradients_equal_finite_differences_in_fp64) {

@@ -211,7 +211,7 @@ class Pass {
     tape_ = alloc_train_tape(text_, shape, arena_);
     step_ = plan_attention(text_, packed_batch, shape.mode, options_.dtype, arena_, {}, teach_index);
     if (gradients_ != nullptr) {
-      const double queries = static_cast<double>(global_->kl_queries) * text_.num_kv_heads;
+      const auto queries = static_cast<double>(global_->kl_queries);
       backward_step_ = plan_attention_backward(text_, step_, kl_documents_, queries > 0 ? options_.lambda / queries : 0);
     }
 

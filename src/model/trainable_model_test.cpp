@@ -42,7 +42,7 @@ class Training : public ::testing::TestWithParam<TrainStage> {
 };
 INSTANTIATE_TEST_SUITE_P(Train, Training,
                          ::testing::Values(TrainStage::kWarmup, TrainStage::kSparse, TrainStage::kFull,
-                                           TrainStage::kWindow),
+                                           TrainStage::kWindow, TrainStage::kDsa),
                          [](const auto& info) { return train_stage_name(info.param); });
 
 // training.md §16: rotary positions of one row used for all; a loss mean over rows that packing changes.
@@ -111,7 +111,9 @@ TEST_P(Training, bf16_weights_and_activations_come_close) {
   const Gradients got = rounded.snapshot(), want = wide.snapshot();
   const std::vector<std::string> names = wide.names();
   for (size_t n = 0; n < names.size(); ++n) {
-    EXPECT_LE(relative_error(got[n], want[n]), 5e-2) << names[n];
+    // The ReLU of the lightning indexer is a choice too: rounding moves keys across it.
+    const bool relu = GetParam() == TrainStage::kDsa && is_index(names[n]);
+    EXPECT_LE(relative_error(got[n], want[n]), relu ? 0.2 : 5e-2) << names[n];
   }
 }
 
