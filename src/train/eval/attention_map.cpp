@@ -26,27 +26,30 @@ void add_layer(const ModelConfig& config, const TrainTrace::Layer& layer, const 
     if (is_vision(config, sample.ids[i])) vision.push_back(i);
   }
   double num_queries = 0, num_answers = 0;
-  std::vector<double> ratio_H(text.num_heads, 0.0), mass_H(text.num_heads, 0.0), cells(vision.size(), 0.0);
+  std::vector<double> queries_H(text.num_heads, 0.0), ratio_H(text.num_heads, 0.0), mass_H(text.num_heads, 0.0), cells(vision.size(), 0.0);
   for (size_t i = vision.back() + 1; i < sample.ids.size(); ++i) {
     const QueryRow query{first + static_cast<int32_t>(i), first};
     const bool predicts_answer = i + 1 < sample.ids.size() && sample.weights[i + 1] > 1;
     for (int head = 0; head < text.num_heads; ++head) {
       const std::vector<double> row = attention_row(text, *layer.attention, query, head, selected);
-      double mass = 0;
+      double mass = 0, visible_vision = 0;
       for (size_t v = 0; v < vision.size(); ++v) {
         mass += row[vision[v]];
+        visible_vision += row[vision[v]] > 0;
         if (predicts_answer) cells[v] += row[vision[v]] / text.num_heads;
       }
       const double visible = static_cast<double>(std::count_if(row.begin(), row.end(), [](double p) { return p > 0; }));
       mass_H[head] += mass;
-      ratio_H[head] += mass * visible / static_cast<double>(vision.size());
+      if (visible_vision == 0) continue;  // the selection left the picture out: no share to compare with
+      ratio_H[head] += mass * visible / visible_vision;
+      ++queries_H[head];
     }
     ++num_queries;
     num_answers += predicts_answer;
   }
   for (int head = 0; head < text.num_heads; ++head) {
     map.vision_mass_LH[layer.index * text.num_heads + head] += mass_H[head] / num_queries / map.num_documents;
-    map.vision_ratio_LH[layer.index * text.num_heads + head] += ratio_H[head] / num_queries / map.num_documents;
+    map.vision_ratio_LH[layer.index * text.num_heads + head] += ratio_H[head] / std::max(queries_H[head], 1.0) / map.num_documents;
   }
   if (!is_first) return;
   for (double cell : cells) map.cells_LRC.push_back(cell / std::max(num_answers, 1.0));

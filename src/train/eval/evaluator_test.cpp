@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/file.h"
+#include "train/eval/attention_map.h"
 #include "train/test_support.h"
 #include "train/trainer.h"
 
@@ -46,6 +47,24 @@ TEST(Evaluator, AUniformModelHasTheBitsOfChance) {
   EXPECT_EQ(texts, 2);
   EXPECT_GT(measures.size(), 10u);
   EXPECT_NE(measures_table(measures).find("clip: order of appearance"), std::string::npos);
+}
+
+// Matrices of zeros give queries of zeros, so every visible key gets the same probability.
+TEST(AttentionMap, AUniformModelHasTheRatioOne) {
+  const train::TestFolder folder("map");
+  const train::TrainConfig config = train::parse_train_config(
+      train::tiny_config_json(folder.str()), "run.json", {"steps=2", "optimizer.lr=0", "init.scheme=normal", "init.std=0"});
+  train::Trainer trainer(config, {});
+  trainer.run();
+  const AttentionMap map = map_attention(Checkpoint::open(trainer.checkpoint_folder()), 3, 5);
+  ASSERT_EQ(map.vision_ratio_LH.size(), 4u);  // 2 layers, 2 heads
+  EXPECT_NEAR(map.vision_ratio_LH[0], 1, 1e-6);
+  EXPECT_NEAR(map.vision_ratio_LH[1], 1, 1e-6);
+  EXPECT_EQ(map.rows * map.columns, 16);
+  ASSERT_EQ(map.cells_LRC.size(), 32u);
+  for (int cell = 1; cell < 16; ++cell) EXPECT_NEAR(map.cells_LRC[cell], map.cells_LRC[0], 1e-9);  // of the full layer
+  EXPECT_FALSE(map.answer.empty());
+  EXPECT_NE(attention_page(map).find("data:image/png;base64,iVBORw0KGgo"), std::string::npos);  // the PNG signature
 }
 
 }  // namespace
