@@ -55,6 +55,7 @@ JsonValue model_json(const ModelInfo& info) {
                       {"created_at", "1970-01-01T00:00:00Z"},
                       {"aliases", std::move(aliases)},
                       {"max_model_len", info.max_model_len},
+                      {"vocab_size", int64_t{info.num_ids}},
                       {"architecture", json_object({{"input_modalities", std::move(inputs)}, {"output_modalities", json_array({"text"})}})},
                       {"thinking_modes", json_array({"enabled", "disabled", "adaptive"})},
                       {"default_thinking_mode", info.default_thinking},

@@ -337,9 +337,9 @@ void ApiServer::Impl::start_job(Call& call, ApiRequest wanted, EngineThread& run
   request.messages.clear();
 
   Answer& answer = job->answer();
-  const char* prefix = call.route == "/v1/chat/completions" ? "chatcmpl" : call.route == "/v1/completions" ? "cmpl"
-                       : call.route == "/v1/responses" ? "resp" : "msg";
-  answer.id = fmt::format("{}_{}", prefix, call.id);
+  const char* prefix = call.route == "/v1/chat/completions" ? "chatcmpl-" : call.route == "/v1/completions" ? "cmpl-"
+                       : call.route == "/v1/responses" ? "resp_" : "msg_";
+  answer.id = prefix + call.id;
   answer.request_id = call.id;
   answer.model = request.model;
   answer.thinking_mode = request.thinking_mode;

@@ -55,16 +55,18 @@ class MessagesFormat : public AnswerFormat {
 
   std::string stream_event(Answer& answer, int choice, const OutputEvent& e) override {
     using Kind = OutputEvent::Kind;
+    std::string out;
     switch (e.kind) {
       case Kind::kReasoning:
-        return open(Block::kThinking, {{"type", "thinking"}, {"thinking", ""}, {"signature", ""}}) +
-               delta({{"type", "thinking_delta"}, {"thinking", e.text}});
+        out = open(Block::kThinking, {{"type", "thinking"}, {"thinking", ""}, {"signature", ""}});
+        return out += delta({{"type", "thinking_delta"}, {"thinking", e.text}});
       case Kind::kContent:
-        return open(Block::kText, {{"type", "text"}, {"text", ""}}) + delta({{"type", "text_delta"}, {"text", e.text}});
+        out = open(Block::kText, {{"type", "text"}, {"text", ""}});
+        return out += delta({{"type", "text_delta"}, {"text", e.text}});
       case Kind::kCallBegin: {
         const AnswerCall& call = answer.choices[choice].calls[e.call];
-        const std::string closed = close();  // before open(): two calls follow each other in blocks of the same kind
-        return closed + open(Block::kCall, {{"type", "tool_use"}, {"id", call.id}, {"name", call.name}, {"input", JsonValue::object()}});
+        out = close();  // two calls follow each other in blocks of the same kind
+        return out += open(Block::kCall, {{"type", "tool_use"}, {"id", call.id}, {"name", call.name}, {"input", JsonValue::object()}});
       }
       case Kind::kCallArguments: return delta({{"type", "input_json_delta"}, {"partial_json", e.text}});
       case Kind::kCallEnd: return close();

@@ -25,8 +25,10 @@ class ResponsesFormat : public AnswerFormat {
   }
 
   std::string stream_begin(Answer& answer) override {
-    return event("response.created", {{"response", response(answer, "in_progress", JsonValue::array(), JsonValue(), false)}}) +
-           event("response.in_progress", {{"response", response(answer, "in_progress", JsonValue::array(), JsonValue(), false)}});
+    const JsonValue begun = response(answer, "in_progress", JsonValue::array(), JsonValue(), false);
+    std::string out = event("response.created", {{"response", begun}});
+    out += event("response.in_progress", {{"response", begun}});
+    return out;
   }
 
   // The answer's last item is the one that the event belongs to.
@@ -64,6 +66,7 @@ class ResponsesFormat : public AnswerFormat {
  private:
   using Members = std::initializer_list<std::pair<const char*, JsonArg>>;
 
+  // Numbers the events: build them in the order in which they are sent.
   std::string event(const std::string& type, Members members) {
     JsonValue data = json_object({{"type", type}, {"sequence_number", sequence_++}});
     for (const auto& [key, arg] : members) data.append_member(key, arg.value);
@@ -133,7 +136,8 @@ class ResponsesFormat : public AnswerFormat {
                                                             {"name", call.name},
                                                             {"arguments", call.arguments}});
     } else {
-      out = text_event(answer, "done", "text", item.text) + part_event(answer, "response.content_part.done", item.text);
+      out = text_event(answer, "done", "text", item.text);
+      out += part_event(answer, "response.content_part.done", item.text);
     }
     out += event("response.output_item.done", {{"output_index", open_}, {"item", item_json(answer, open_, true)}});
     open_ = -1;

@@ -1,5 +1,7 @@
 #include <fmt/core.h>
 
+#include <cmath>
+
 #include "server/json_build.h"
 #include "server/request_fields.h"
 #include "server/responses_api.h"
@@ -170,6 +172,8 @@ void read_tool_choice(FieldReader& fields, ApiRequest& request) {
   request.tool_choice = {Kind::kNamed, inner.required_text("name")};
 }
 
+double short_number(float value) { return std::round(static_cast<double>(value) * 1e6) / 1e6; }  // 0.95, not 0.949999988
+
 // Repeated in every answer, as the official service does.
 JsonValue echo_fields(const JsonValue& body, const ApiRequest& request) {
   const auto or_default = [&](const char* key, JsonValue other) {
@@ -187,11 +191,11 @@ JsonValue echo_fields(const JsonValue& body, const ApiRequest& request) {
                       {"previous_response_id", nullptr},
                       {"reasoning", std::move(reasoning)},
                       {"store", false},
-                      {"temperature", static_cast<double>(request.sampling.temperature)},
+                      {"temperature", short_number(request.sampling.temperature)},
                       {"text", or_default("text", json_object({{"format", json_object({{"type", "text"}})}}))},
                       {"tool_choice", or_default("tool_choice", JsonValue::string("auto"))},
                       {"tools", or_default("tools", JsonValue::array())},
-                      {"top_p", static_cast<double>(request.sampling.top_p)},
+                      {"top_p", short_number(request.sampling.top_p)},
                       {"truncation", "disabled"},
                       {"background", false}});
 }

@@ -1,0 +1,68 @@
+"""A scripted server and the unchanged official clients for the tests of this folder."""
+import json
+import os
+import subprocess
+
+import anthropic
+import openai
+import pytest
+
+NS = "]<]minimax[>["
+
+
+def call(name, **arguments):
+    """One tool call as the model writes it."""
+    tags = "".join(f"{NS}<{key}>{value}{NS}</{key}>" for key, value in arguments.items())
+    return f'{NS}<invoke name="{name}">{tags}{NS}</invoke>\n'
+
+
+def block(*calls):
+    return f"{NS}<tool_call>\n{''.join(calls)}{NS}</tool_call>"
+
+
+# The last line whose text occurs in the prompt decides; prompts without one are answered by the model itself.
+SCRIPT = [
+    {"when": "Say hello", "answer": "<mm:think>The user wants a greeting.</mm:think>Hello there![e~["},
+    {"when": "Count to three", "answer": "</mm:think>one two three STOP four[e~["},
+    {"when": "Weather in Oslo", "answer": f"<mm:think>I need the tool.</mm:think>Let me see.\n{block(call('weather', city='Oslo', days=3))}[e~["},
+    {"when": "Weather in two", "answer": f"</mm:think>{block(call('weather', city='Oslo', days=1), call('weather', city='Rome', days=2))}[e~["},
+    {"when": "12 degrees and rain", "answer": "</mm:think>It is 12 degrees and raining in Oslo.[e~["},
+]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    script = tmp_path_factory.mktemp("script") / "script.json"
+    script.write_text(json.dumps(SCRIPT))
+    process = subprocess.Popen([os.environ["M3_SCRIPTED_SERVER"], os.environ["M3_TEST_MODEL"], str(script)],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "M3_LOG": "warn"})
+    port = process.stdout.readline().strip()
+    assert port, "the server did not start"
+    yield f"http://127.0.0.1:{port}"
+    process.stdin.close()
+    assert process.wait(timeout=30) == 0, "the server ended with an error"
+
+
+@pytest.fixture(scope="session")
+def oai(server):
+    return openai.OpenAI(base_url=server + "/v1", api_key="test-key", max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def claude(server):
+    return anthropic.Anthropic(base_url=server, api_key="test-key", max_retries=0)
+
+
+def png(width=56, height=56):
+    """A plain red picture, without any library."""
+    import base64
+    import struct
+    import zlib
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = (b"\0" + b"\xff\0\0" * width) * height
+    data = (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) +
+            chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+    return base64.b64encode(data).decode()
