@@ -68,7 +68,7 @@ for what in $steps; do
       prefill=$build/benchmarks/bench_cuda_msa_prefill decode=$build/benchmarks/bench_cuda_msa_decode
       step 300 msa_prefill "$prefill" --rounds 20 --paths hybrid \
         --only 2048,4096,6144,8192,16384,32768,65536,131072,300+131072,dense:2048,dense:4096,dense:6144,dense:8192,dense:32768
-      step 300 msa_prefill_long "$prefill" --rounds 4 --paths hybrid --only 524288,1048576
+      step 300 msa_prefill_long "$prefill" --rounds 3 --paths hybrid --only 524288,1048576
       step 300 msa_prefill_mix "$build/m3" bench msa --device cuda --workload benchmarks/workloads/prefill_shapes.json \
         --rho 0.99 --runs 15 --attention msa --json "$out/msa_prefill_mix.json"
       step 300 msa_decode "$decode" --rounds 20

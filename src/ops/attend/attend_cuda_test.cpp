@@ -170,6 +170,20 @@ TEST(AttendCuda, whole_prefill_equals_general_path) {
   expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kTile, AttendSupport::full(), {}), all, kBf16);
 }
 
+// Partial results of more queries than a chunk holds: the workspace is used twice.
+TEST(AttendCuda, several_chunks_equal_general_path) {
+  M3_SKIP_WITHOUT_GPU();
+  const Data d = make_data(fast(1, 16), {{12500, 12500}, {40, 9000}}, DType::kBF16, 14);
+  const DeviceData gpu(d);
+  const DeviceTensor lists(select_ids(d).tensor());
+  const Output want = attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kGeneral, AttendSupport::blocks(), lists, DType::kF32);
+  for (AttendPath path : {AttendPath::kHybrid, AttendPath::kRows}) {
+    const Output got = attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists);
+    expect_close(d, got, want, kBf16);
+    EXPECT_TRUE(got == attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists)) << "second run";
+  }
+}
+
 // T21, T23: NaN in keys and values that a row does not see changes nothing, also inside its own block and
 // in blocks that only its neighbours selected.
 TEST(AttendCuda, unseen_nan_has_no_effect) {

@@ -80,49 +80,92 @@ __global__ void __launch_bounds__(1024) setup_kernel(const Params p) {
   for (int i = tid; i < 2 * p.num_chunks; i += 1024) p.ws.counters[AttendWorkspace::kPerChunk + i] = 0;
 }
 
-// One CTA per (tile, group), a thread per (query, slot).
-template <int kTopk, bool kScatter>
-__global__ void __launch_bounds__(kQueries* kTopk) pairs_kernel(const Params p) {
-  __shared__ __align__(16) int32_t ids[kQueries][kTopk];
-  const int tile = blockIdx.x, r = blockIdx.y;
-  if (tile >= p.ws.counters[AttendWorkspace::kTiles]) return;
-  const int query = threadIdx.x / kTopk, slot = threadIdx.x % kTopk;
+// A (query, slot) of one tile, as one thread sees it.
+struct PairPlace {
+  int32_t id, row;     // block, -1: none; query row
+  bool history;        // a block other than the own one
+  int64_t segment;     // (chunk, group)
+  int64_t cell;        // of `position`
+  int32_t* block_row;  // row_begin of the sequence's first block
+};
+
+template <int kTopk>
+__device__ __forceinline__ PairPlace pair_place(const Params& p, int tile, int r) {
+  PairPlace place = {-1, 0, false, int64_t{tile / p.chunk_tiles} * p.groups + r,
+                     (int64_t{tile} * p.groups + r) * (kQueries * kTopk) + threadIdx.x, nullptr};
   const int n = msa_find(p.ws.tile_begin, p.batch.num_seqs, tile);
   const TileRows rows = tile_rows(msa_sequence(p.batch, n), tile - p.ws.tile_begin[n]);
-  const int row = rows.row0 + query;
-  const bool live = row >= rows.begin && row < rows.end && rows.position0 >= 0;
-  const int own = rows.position0 / kBlock;
-  const int id = live ? p.ids_RTK[(r * p.batch.num_queries + row) * kTopk + slot] : -1;
-  const int64_t segment = int64_t{tile / p.chunk_tiles} * p.groups + r;
-  const int64_t cell = (int64_t{tile} * p.groups + r) * (kQueries * kTopk) + threadIdx.x;
-  int32_t* block_row = p.ws.row_begin + segment * p.max_blocks + p.ws.block_begin[n];
+  place.row = rows.row0 + static_cast<int>(threadIdx.x) / kTopk;
+  place.block_row = p.ws.row_begin + place.segment * p.max_blocks + p.ws.block_begin[n];
+  if (place.row >= rows.begin && place.row < rows.end && rows.position0 >= 0) {
+    place.id = p.ids_RTK[(r * p.batch.num_queries + place.row) * kTopk + threadIdx.x % kTopk];
+    place.history = place.id >= 0 && place.id != rows.position0 / kBlock;
+  }
+  return place;
+}
 
-  if constexpr (!kScatter) {
-    ids[query][slot] = id;
-    __syncthreads();
+// One CTA per (some tiles, group), a thread per (query, slot): several tiles hide each other's latency.
+constexpr int kTilesPerCta = 4;
+
+template <int kTopk>
+__global__ void __launch_bounds__(kQueries* kTopk) count_kernel(const Params p) {
+  __shared__ __align__(16) int32_t ids[kTilesPerCta][kQueries][kTopk];
+  const int r = blockIdx.y, first = blockIdx.x * kTilesPerCta;
+  const int count = min(kTilesPerCta, p.ws.counters[AttendWorkspace::kTiles] - first);
+  const int query = threadIdx.x / kTopk, slot = threadIdx.x % kTopk;
+  PairPlace place[kTilesPerCta];
+#pragma unroll
+  for (int i = 0; i < kTilesPerCta; ++i) {
+    if (i < count) place[i] = pair_place<kTopk>(p, first + i, r);
+  }
+#pragma unroll
+  for (int i = 0; i < kTilesPerCta; ++i) {
+    if (i < count) ids[i][query][slot] = place[i].id;
+  }
+  __syncthreads();
+  int position[kTilesPerCta];
+#pragma unroll
+  for (int i = 0; i < kTilesPerCta; ++i) {
+    position[i] = -1;
+    if (i >= count) continue;
+    const int id = place[i].id;
     int wanted = 0;  // by how many of the half tile's four queries
     for (int q = query / 4 * 4; q < query / 4 * 4 + 4; ++q) {
       bool found = false;
 #pragma unroll
       for (int j = 0; j < kTopk; j += 4) {
-        const int4 other = *reinterpret_cast<const int4*>(&ids[q][j]);
+        const int4 other = *reinterpret_cast<const int4*>(&ids[i][q][j]);
         found |= other.x == id || other.y == id || other.z == id || other.w == id;
       }
       wanted += found ? 1 : 0;
     }
-    const bool pair = id >= 0 && id != own && wanted < p.threshold;
-    p.ws.position[cell] = pair ? atomicAdd(&block_row[id], 1) : -1;
-  } else {
-    const int position = p.ws.position[cell];
+    if (place[i].history && wanted < p.threshold) position[i] = atomicAdd(&place[i].block_row[id], 1);
+  }
+#pragma unroll
+  for (int i = 0; i < kTilesPerCta; ++i) {
+    if (i < count) p.ws.position[place[i].cell] = position[i];
+  }
+}
+
+template <int kTopk>
+__global__ void __launch_bounds__(kQueries* kTopk) scatter_kernel(const Params p) {
+  const int r = blockIdx.y, first = blockIdx.x * kTilesPerCta;
+  const int count = min(kTilesPerCta, p.ws.counters[AttendWorkspace::kTiles] - first);
+  const int lane = threadIdx.x % 32, lane0 = lane / kTopk * kTopk, query = threadIdx.x / kTopk;
+  const int64_t capacity = int64_t{p.chunk_tiles} * kQueries;
+#pragma unroll
+  for (int i = 0; i < kTilesPerCta; ++i) {
+    if (i >= count) break;
+    const int tile = first + i;
+    const PairPlace place = pair_place<kTopk>(p, tile, r);
+    const int position = p.ws.position[place.cell];
     const uint32_t pairs = __ballot_sync(0xffffffffu, position >= 0);
-    if (position < 0) return;
+    if (position < 0) continue;
     // Partial results are ordered by tile, slot (the query's pairs in list order) and query.
-    const int lane = threadIdx.x % 32, first = lane / kTopk * kTopk;
-    const int order = __popc(pairs >> first & ((1u << (lane - first)) - 1));
-    const int64_t capacity = int64_t{p.chunk_tiles} * kQueries;
+    const int order = __popc(pairs >> lane0 & ((1u << (lane - lane0)) - 1));
     const int64_t slot_row = (int64_t{r} * p.chunk_tiles + tile % p.chunk_tiles) * kTopk + order;
-    AttendPair* to = p.ws.pairs + segment * capacity * kTopk + block_row[id] + position;
-    *to = {row, static_cast<int32_t>(slot_row * kQueries + query)};
+    AttendPair* to = p.ws.pairs + place.segment * capacity * kTopk + place.block_row[place.id] + position;
+    *to = {place.row, static_cast<int32_t>(slot_row * kQueries + query)};
   }
 }
 
@@ -160,12 +203,12 @@ __global__ void __launch_bounds__(1024) scan_kernel(const Params p) {
 
 template <int kTopk>
 void launch_pairs(const Params& p, const AttendSizes& sizes, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(sizes.max_tiles), p.groups);
+  const dim3 grid(static_cast<unsigned>((sizes.max_tiles + kTilesPerCta - 1) / kTilesPerCta), p.groups);
   const int64_t segments = int64_t{p.num_chunks} * p.groups;
   M3_CUDA_CHECK(cudaMemsetAsync(p.ws.row_begin, 0, segments * p.max_blocks * 4, stream));
-  pairs_kernel<kTopk, false><<<grid, kQueries * kTopk, 0, stream>>>(p);
+  count_kernel<kTopk><<<grid, kQueries * kTopk, 0, stream>>>(p);
   scan_kernel<<<static_cast<unsigned>(segments), 1024, 0, stream>>>(p);
-  pairs_kernel<kTopk, true><<<grid, kQueries * kTopk, 0, stream>>>(p);
+  scatter_kernel<kTopk><<<grid, kQueries * kTopk, 0, stream>>>(p);
 }
 
 int64_t align_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -183,7 +226,8 @@ AttendSizes attend_sizes(const MsaGeometry& g, const MsaBatch& batch, int thresh
   s.max_tiles = batch.num_queries / kQueries + 2 * int64_t{batch.num_seqs};
   s.max_blocks = batch.num_seqs * ((batch.max_k_len + kBlock - 1) / kBlock);
   // Without pairs one chunk holds everything. Chunks are of equal size: a short last one would cost two launches.
-  const int64_t per_chunk = kAttendChunkQueries / kQueries;
+  const int64_t per_sequence = (batch.max_k_len + kBlock - 1) / kBlock * kAttendChunkPerBlock;
+  const int64_t per_chunk = std::clamp<int64_t>(per_sequence, kAttendMinChunk, kAttendMaxChunk) / kQueries;
   s.num_chunks = threshold > 1 ? static_cast<int>(std::max<int64_t>(1, (s.max_tiles + per_chunk / 2) / per_chunk)) : 1;
   s.chunk_tiles = static_cast<int>((s.max_tiles + s.num_chunks - 1) / s.num_chunks);
   const int64_t pairs = int64_t{s.chunk_tiles} * kQueries * g.topk;

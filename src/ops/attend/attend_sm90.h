@@ -15,7 +15,9 @@ namespace m3 {
 
 constexpr int kAttendTileQueries = 8;
 constexpr int kAttendRowsPerItem = 128;     // pairs of one block that a CTA takes at a time
-constexpr int kAttendChunkQueries = 8192;   // partial results exist for about so many queries at a time
+// Partial results exist for a chunk of queries at a time: about 16 queries per block of the longest sequence
+// within these limits (the more queries, the fewer times a block is read), 270 KB a query of M3's geometry.
+constexpr int kAttendMinChunk = 8192, kAttendMaxChunk = 32768, kAttendChunkPerBlock = 16;
 
 // One row (query, group) whose O came out non-finite: a NaN that the row does not see met a weight of zero,
 // or one that it does see. The general path computes those rows again, exactly as visible.

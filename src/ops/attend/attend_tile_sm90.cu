@@ -7,7 +7,7 @@
 //   warp 0: loads K and V tiles and partial results into the ring, as the plan says.
 //   warp 1: plans one tile ahead: forms the union of the 8 lists without their pairs and orders its blocks:
 //   own block, blocks that both warpgroups want, then the others in turn, so that neither warpgroup waits for
-//   the other; writes each warpgroup's list of its blocks; fetches partial results into L2.
+//   the other; writes each warpgroup's list of its blocks.
 //   warp 2: loads Q.
 //   warpgroups 1, 2: 4 queries each, one warp per query. S = Q K^T of the next block runs together with
 //   O += P V of the last one. Blocks that none of the 4 queries wants are given back unused; a warp whose query
@@ -31,7 +31,6 @@ constexpr int kThreads = 384, kStages = 6;
 // A warpgroup holds the V tile of one block while it waits for the K tile of its next one; with more than so
 // many entries between, the ring would stand still.
 constexpr int kMaxGap = kStages / 2;
-constexpr int kPrefetchSlots = 4;  // partial results of a tile that go to L2 early; more would evict K and V
 
 struct Params {
   MsaBatch batch;
@@ -204,14 +203,6 @@ __device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, int
 #pragma unroll
   for (int q = 0; q < kQueries; ++q) work.pairs[q] = __shfl_sync(0xffffffffu, pairs, 4 * q);
   work.num_partials = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<uint32_t>(pairs)));
-  // Lane: slot lane % 4 of query lane / 4.
-  const int slot = lane % 4;
-  static_assert(kPrefetchSlots == 4, "a lane per slot and query");
-  if (slot < pairs) {
-    const int64_t partial = work.partial0 + slot * kQueries + lane / 4;
-    bulk_prefetch_l2(p.ws.partial_o + partial * 256, kPartialBytes);
-    bulk_prefetch_l2(p.ws.partial_ml + partial * kHeads, kHeads * sizeof(float2));
-  }
 }
 
 template <int kTopk>
@@ -286,11 +277,9 @@ template <int kTopk>
 __device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& k_map, const CUtensorMap& v_map,
                                            Shared<kTopk>& shared, int lane) {
   int stage = 0, phase = 1;  // of the empty barriers
-  const auto open = [&](uint32_t bytes) {
-    if (lane == 0) {
-      mbarrier_wait(&shared.empty[stage], phase);
-      mbarrier_arrive_expect_tx(&shared.full[stage], bytes);
-    }
+  const auto open = [&](uint32_t bytes) {  // every lane waits: any may issue a copy
+    mbarrier_wait(&shared.empty[stage], phase);
+    if (lane == 0) mbarrier_arrive_expect_tx(&shared.full[stage], bytes);
   };
   const auto close = [&] {
     if (++stage == kStages) stage = 0, phase ^= 1;
