@@ -149,7 +149,10 @@ class ItemRun {
 
   // Queries [first, last) of the tile's list.
   void rows_of_tile(const MsaWalk::Tile& tile, int64_t first, int64_t last) {
-    const int64_t m = (last - first) * G_, n = tile.num_keys, np = tile_round_up(n);
+    // Queries ascend: keys behind the last one's position are hidden from the whole batch.
+    const int64_t last_position = batch_.first_position(item_->seq) + tile.queries[last - 1];
+    const int64_t m = (last - first) * G_, n = std::min<int64_t>(tile.num_keys, last_position + 1 - tile.key_begin),
+                  np = tile_round_up(tile.num_keys);
     for (int64_t i = 0; i < m; ++i) {
       const int64_t from = row(tile.queries[first + i / G_]) + i % G_;
       tile_widen(at(in_.q_THD, from), in_.q_THD.dtype(), D_, s_.q + i * D_);
@@ -160,11 +163,11 @@ class ItemRun {
     const int64_t column_stride = D_ * kTilePanel, row_stride = m * kTilePanel;
     tiles_.gemm({m, n, D_, s_.q, D_, 1, s_.k_columns, column_stride, s_.p, np, false});
     tiles_.gemm({m, n, D_, s_.dout, D_, 1, s_.v_columns, column_stride, s_.ds, np, false});
-    softmax_gradient(tile, first, last, np);
+    softmax_gradient(tile, first, last, n, np);
     const int64_t key = tile.key_begin;
     tiles_.gemm({n, D_, m, s_.p, 1, np, s_.dout_panels, row_stride, dv_ + key * dp_, dp_, true});
     tiles_.gemm({n, D_, m, s_.ds, 1, np, s_.q_panels, row_stride, dk_ + key * dp_, dp_, true});
-    tiles_.gemm({m, D_, n, s_.ds, np, 1, s_.k_rows, n * kTilePanel, s_.dq_batch, dp_, false});
+    tiles_.gemm({m, D_, n, s_.ds, np, 1, s_.k_rows, int64_t{tile.num_keys} * kTilePanel, s_.dq_batch, dp_, false});
     for (int64_t i = 0; i < m; ++i) {
       float* to = s_.dq + ((tile.queries[first + i / G_] - chunk_begin_) * G_ + i % G_) * dp_;
       for (int64_t c = 0; c < D_; ++c) to[c] += s_.dq_batch[i * dp_ + c];
@@ -172,9 +175,8 @@ class ItemRun {
   }
 
   // p: S becomes P. ds: dP becomes dS. What a row does not see becomes 0 in both.
-  void softmax_gradient(const MsaWalk::Tile& tile, int64_t first, int64_t last, int64_t np) {
+  void softmax_gradient(const MsaWalk::Tile& tile, int64_t first, int64_t last, int64_t n, int64_t np) {
     const float scale = static_cast<float>(g_.logit_scale()), to_log2 = scale * kLog2e;
-    const int64_t n = tile.num_keys;
     for (int64_t i = 0; i < (last - first) * G_; ++i) {
       const int32_t query = tile.queries[first + i / G_];
       float *p = s_.p + i * np, *ds = s_.ds + i * np;
@@ -183,7 +185,7 @@ class ItemRun {
       for (int64_t j = 0; j < n; ++j) p[j] = p[j] * to_log2 - lse;
       tiles_.exp2(p, p, n);
       walk_.for_hidden(tile, static_cast<int>(first + i / G_), [&](int j) { p[j] = ds[j] = 0; });
-      const bool sees_this_tile_only = tile.key_begin == 0 && batch_.first_position(item_->seq) + query < n;
+      const bool sees_this_tile_only = tile.key_begin == 0 && batch_.first_position(item_->seq) + query < tile.num_keys;
       const float delta = sees_this_tile_only ? tile_delta(p, ds, n, row(query) + i % G_) : s_.delta[in_chunk];
       for (int64_t j = 0; j < n; ++j) ds[j] = scale * (p[j] * (ds[j] - delta));
     }
