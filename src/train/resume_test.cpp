@@ -121,6 +121,27 @@ TEST(Resume, RecomputationDoesNotChangeTheResult) {
   EXPECT_EQ(run_whole(a.path()), run_whole(b.path(), {"compute.recompute=true"}));
 }
 
+TEST(Resume, ProbesOfTheSelectionDoNotChangeTheResult) {
+  const TestFolder without("noprobe"), with("probe");
+  int probes = 0;
+  RunOptions options;
+  options.on_step = [&](const StepReport& report) {
+    for (const SelectionQuality& quality : report.selection) {
+      ++probes;
+      EXPECT_EQ(quality.layer, 1);
+      EXPECT_GT(quality.captured, 0);
+      EXPECT_LE(quality.captured, quality.oracle + 1e-9);
+      EXPECT_LE(quality.oracle, 1 + 1e-9);
+      EXPECT_GT(quality.block_recall, 0);
+      EXPECT_LE(quality.block_recall, 1);
+    }
+  };
+  Trainer trainer(config_in(with.path(), {"log.attention_every=1", "stages.0.attention=warmup"}), options);
+  trainer.run();
+  EXPECT_GT(probes, 6);
+  EXPECT_EQ(result_hash(trainer.checkpoint_folder()), run_whole(without.path(), {"stages.0.attention=warmup"}));
+}
+
 TEST(Resume, AFrozenIndexerHasNoStateAndResumes) {
   const TestFolder whole("frozen"), parts("frozen2");
   const std::vector<std::string> frozen = {"stages.0.freeze=frozen_index"};
