@@ -26,6 +26,7 @@ SCRIPT = [
     {"when": "Count to three", "answer": "</mm:think>one two three STOP four[e~["},
     {"when": "Weather in Oslo", "answer": f"<mm:think>I need the tool.</mm:think>Let me see.\n{block(call('weather', city='Oslo', days=3))}[e~["},
     {"when": "Weather in two", "answer": f"</mm:think>{block(call('weather', city='Oslo', days=1), call('weather', city='Rome', days=2))}[e~["},
+    {"when": "Talk on", "answer": "</mm:think>" + "on and " * 5000 + "[e~["},
     {"when": "12 degrees and rain", "answer": "</mm:think>It is 12 degrees and raining in Oslo.[e~["},
 ]
 
