@@ -105,6 +105,7 @@ Engine::SequencePtr Engine::prepare(GenerationRequest request, GenerationCallbac
 
 void Engine::enqueue(SequencePtr sequence, RequestId id) {
   sequence->id = id;
+  if (sequence->request.after_prompt_of >= id) sequence->request.after_prompt_of = 0;  // nobody waits for the future
   waiting_.push_back(std::move(sequence));
   update_gauges();
 }

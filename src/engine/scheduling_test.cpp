@@ -433,7 +433,9 @@ TEST(Scheduling, five_hundred_requests_with_random_cancels) {
       if (rng.below(2) == 0) r.sampling = {.temperature = 0.8f, .top_k = 4, .seed = rng.next_u64()};
       return r;
     };
+    int64_t resident_half_way = 0;
     while (requests.size() < 500 || fake.engine.num_requests() > 0) {
+      if (resident_half_way == 0 && requests.size() >= 250) resident_half_way = resident_bytes();
       for (uint64_t i = rng.below(4); i > 0 && requests.size() < 500; --i) {
         requests.push_back(next_request());
         ids.push_back(fake.engine.submit(requests.back(), results[requests.size() - 1].callback()));
@@ -443,6 +445,7 @@ TEST(Scheduling, five_hundred_requests_with_random_cancels) {
       fake.engine.check_pages();
     }
     EXPECT_EQ(fake.engine.pages().num_available(), 42);
+    EXPECT_LT(resident_bytes() - resident_half_way, 16 << 20) << "memory grows";
     std::map<FinishReason, int> reasons;
     for (size_t i = 0; i < results.size(); ++i) {
       ASSERT_EQ(results[i].num_finished, 1) << i;
