@@ -10,13 +10,17 @@ namespace m3 {
 
 namespace {
 
-Tensor flat(const Tensor& t) { return t.reshape({t.dim(0), t.numel() / std::max<int64_t>(t.dim(0), 1)}); }
-Tensor one_head(const Tensor& t) { return t.reshape({t.dim(0), 1, t.dim(1)}); }
+Tensor flat(const Tensor& t) {
+  return t.reshape({t.dim(0), t.numel() / std::max<int64_t>(t.dim(0), 1)});
+}
+Tensor one_head(const Tensor& t) {
+  return t.reshape({t.dim(0), 1, t.dim(1)});
+}
 
 // What the backward of the main branch carves from its scratch, for running and for counting alike.
 struct MainGradients {
-  Tensor dy_TC;                            // dx in the type of products
-  Tensor do_THD, dq_THD, dk_TRD, dv_TRD;   // dq and dk become those before norm and RoPE in place
+  Tensor dy_TC;                           // dx in the type of products
+  Tensor do_THD, dq_THD, dk_TRD, dv_TRD;  // dq and dk become those before norm and RoPE in place
   Tensor dh_TC;
 };
 
@@ -37,7 +41,8 @@ struct IndexGradients {
   Tensor kl_RT;
 };
 
-IndexGradients alloc_index(const TextConfig& config, int64_t num_tokens, DType dtype, Arena& arena) {
+IndexGradients alloc_index(const TextConfig& config, int64_t num_tokens, DType dtype,
+                           Arena& arena) {
   const int64_t T = num_tokens, R = config.num_kv_heads, X = config.index_dim;
   IndexGradients g;
   g.dqi_TRX = arena.alloc("dqi", dtype, {T, R, X});
@@ -49,7 +54,8 @@ IndexGradients alloc_index(const TextConfig& config, int64_t num_tokens, DType d
 }  // namespace
 
 AttentionBackwardStep plan_attention_backward(const TextConfig& config, const AttentionStep& step,
-                                              std::span<const uint8_t> kl_documents, double query_weight) {
+                                              std::span<const uint8_t> kl_documents,
+                                              double query_weight) {
   const MsaGeometry geometry = msa_geometry(config);
   AttentionBackwardStep plans;
   if (config.num_sparse_layers() > 0) {
@@ -57,7 +63,8 @@ AttentionBackwardStep plan_attention_backward(const TextConfig& config, const At
     plans.workspace_bytes = plans.sparse.workspace_bytes;
     plans.has_kl = !kl_documents.empty();
     if (plans.has_kl && step.mode == AttentionMode::kDsa) {
-      plans.dsa_kl = dsa_kl_plan(geometry, geometry.groups, step.sparse.options.support.budget, step.batch, kl_documents);
+      plans.dsa_kl = dsa_kl_plan(geometry, geometry.groups, step.sparse.options.support.budget,
+                                 step.batch, kl_documents);
       plans.kl_weight = query_weight;
       plans.workspace_bytes = std::max(plans.workspace_bytes, plans.dsa_kl.workspace_bytes);
     } else if (plans.has_kl) {
@@ -75,20 +82,23 @@ AttentionBackwardStep plan_attention_backward(const TextConfig& config, const At
 
 int64_t attention_backward_scratch_bytes(const TextConfig& config, int64_t num_tokens, DType dtype,
                                          const AttentionBackwardStep& plans) {
-  const int64_t T = num_tokens, C = config.hidden_size, q_width = int64_t{config.num_heads} * config.head_dim;
+  const int64_t T = num_tokens, C = config.hidden_size,
+                q_width = int64_t{config.num_heads} * config.head_dim;
   Arena measuring = Arena::measuring("attention backward");
   alloc_main(config, T, dtype, measuring);
   alloc_index(config, T, dtype, measuring);
   return measuring.peak_bytes() + 2 * Arena::kAlignment +
-         std::max({plans.workspace_bytes, gemm_scratch_bytes(T, q_width, C), gemm_scratch_bytes(T, C, q_width),
+         std::max({plans.workspace_bytes, gemm_scratch_bytes(T, q_width, C),
+                   gemm_scratch_bytes(T, C, q_width),
                    qknorm_rope_backward_scratch_bytes(T, config.head_dim),
                    qknorm_rope_backward_scratch_bytes(T, config.index_dim),
                    rmsnorm_backward_scratch_bytes(T, C)});
 }
 
 double index_loss(const TextConfig& config, const AttentionWeights& w, const AttentionStep& step,
-                  const AttentionBackwardStep& plans, const GemmOptions& gemm_options, const AttentionActs& acts,
-                  const Tensor& dh_TC, const AttentionWeights& gradients, Arena& scratch, Stream stream) {
+                  const AttentionBackwardStep& plans, const GemmOptions& gemm_options,
+                  const AttentionActs& acts, const Tensor& dh_TC, const AttentionWeights& gradients,
+                  Arena& scratch, Stream stream) {
   ArenaScope scope(scratch);
   IndexGradients g = alloc_index(config, acts.h_TC.dim(0), acts.h_TC.dtype(), scratch);
   {
@@ -97,7 +107,8 @@ double index_loss(const TextConfig& config, const AttentionWeights& w, const Att
     if (step.mode == AttentionMode::kDsa) {
       g.kl_RT = g.kl_RT[0];  // one row per query
       dsa_kl(plans.dsa_kl, step.batch, plans.kl_weight,
-             {acts.q_THD, acts.k_TRD, acts.lse_TH, acts.qi_TRX, acts.ki_TX, step.dsa_weights_TR, acts.lists},
+             {acts.q_THD, acts.k_TRD, acts.lse_TH, acts.qi_TRX, acts.ki_TX, step.dsa_weights_TR,
+              acts.lists},
              {g.dqi_TRX, g.dki_TX, {}, g.kl_RT}, workspace);
     } else {
       index_kl(plans.kl, step.batch, plans.kl_weight,
@@ -106,10 +117,11 @@ double index_loss(const TextConfig& config, const AttentionWeights& w, const Att
     }
   }
   const float eps = config.rms_norm_eps;
-  qknorm_rope_backward(acts.qi_raw_TRX, w.index_q_norm_X, step.index_cos_TM, step.index_sin_TM, eps, g.dqi_TRX,
-                       g.dqi_TRX, gradients.index_q_norm_X, scratch, stream);
-  qknorm_rope_backward(one_head(acts.ki_raw_TX), w.index_k_norm_X, step.index_cos_TM, step.index_sin_TM, eps,
-                       one_head(g.dki_TX), one_head(g.dki_TX), gradients.index_k_norm_X, scratch, stream);
+  qknorm_rope_backward(acts.qi_raw_TRX, w.index_q_norm_X, step.index_cos_TM, step.index_sin_TM, eps,
+                       g.dqi_TRX, g.dqi_TRX, gradients.index_q_norm_X, scratch, stream);
+  qknorm_rope_backward(one_head(acts.ki_raw_TX), w.index_k_norm_X, step.index_cos_TM,
+                       step.index_sin_TM, eps, one_head(g.dki_TX), one_head(g.dki_TX),
+                       gradients.index_k_norm_X, scratch, stream);
   GemmOptions add = gemm_options;
   add.accumulate = true;
   gemm_backward_w(flat(g.dqi_TRX), acts.h_TC, gradients.index_q.values, {}, add, scratch, stream);
@@ -124,8 +136,9 @@ double index_loss(const TextConfig& config, const AttentionWeights& w, const Att
   return sum;
 }
 
-void attention_backward(const TextConfig& config, const AttentionWeights& w, bool sparse, const AttentionStep& step,
-                        const AttentionBackwardStep& plans, const GemmOptions& gemm_options, const AttentionActs& acts,
+void attention_backward(const TextConfig& config, const AttentionWeights& w, bool sparse,
+                        const AttentionStep& step, const AttentionBackwardStep& plans,
+                        const GemmOptions& gemm_options, const AttentionActs& acts,
                         const Tensor& x_TC, const Tensor& dx_TC, const Tensor& index_dh_TC,
                         const AttentionWeights& gradients, Arena& scratch, Stream stream) {
   ArenaScope scope(scratch);
@@ -141,15 +154,21 @@ void attention_backward(const TextConfig& config, const AttentionWeights& w, boo
     ArenaScope workspace_scope(scratch);
     void* workspace = scratch.alloc_bytes("attention workspace", plans.workspace_bytes);
     attend_backward(sparse ? plans.sparse : plans.full, step.batch,
-                    {acts.q_THD, acts.k_TRD, acts.v_TRD, sparse ? acts.lists : Tensor(), acts.o_THD, acts.lse_TH,
-                     g.do_THD, {}},
+                    {acts.q_THD,
+                     acts.k_TRD,
+                     acts.v_TRD,
+                     sparse ? acts.lists : Tensor(),
+                     acts.o_THD,
+                     acts.lse_TH,
+                     g.do_THD,
+                     {}},
                     g.dq_THD, g.dk_TRD, g.dv_TRD, workspace);
   }
   const float eps = config.rms_norm_eps;
-  qknorm_rope_backward(acts.q_raw_THD, w.q_norm_D, step.cos_TM, step.sin_TM, eps, g.dq_THD, g.dq_THD,
-                       gradients.q_norm_D, scratch, stream);
-  qknorm_rope_backward(acts.k_raw_TRD, w.k_norm_D, step.cos_TM, step.sin_TM, eps, g.dk_TRD, g.dk_TRD,
-                       gradients.k_norm_D, scratch, stream);
+  qknorm_rope_backward(acts.q_raw_THD, w.q_norm_D, step.cos_TM, step.sin_TM, eps, g.dq_THD,
+                       g.dq_THD, gradients.q_norm_D, scratch, stream);
+  qknorm_rope_backward(acts.k_raw_TRD, w.k_norm_D, step.cos_TM, step.sin_TM, eps, g.dk_TRD,
+                       g.dk_TRD, gradients.k_norm_D, scratch, stream);
 
   gemm_backward_w(flat(g.dq_THD), acts.h_TC, gradients.q.values, {}, add, scratch, stream);
   gemm_backward_w(flat(g.dk_TRD), acts.h_TC, gradients.k.values, {}, add, scratch, stream);

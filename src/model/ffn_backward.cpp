@@ -18,13 +18,17 @@ struct Gradients {
 
 Gradients alloc(const TextConfig& config, int64_t num_tokens, DType dtype, Arena& arena) {
   Gradients g;
-  if (dtype != DType::kF32) g.dy_TC = arena.alloc("dx, rounded", dtype, {num_tokens, config.hidden_size});
+  if (dtype != DType::kF32)
+    g.dy_TC = arena.alloc("dx, rounded", dtype, {num_tokens, config.hidden_size});
   g.dh_TC = arena.alloc("dh", DType::kF32, {num_tokens, config.hidden_size});
-  g.dweights_TK = arena.alloc("dweights", DType::kF32, {num_tokens, std::max(1, config.num_experts_per_token)});
+  g.dweights_TK =
+      arena.alloc("dweights", DType::kF32, {num_tokens, std::max(1, config.num_experts_per_token)});
   return g;
 }
 
-ExpertGradients gradients_of(const ExpertWeights& w) { return {w.gate_FC.values, w.up_FC.values, w.down_CF.values}; }
+ExpertGradients gradients_of(const ExpertWeights& w) {
+  return {w.gate_FC.values, w.up_FC.values, w.down_CF.values};
+}
 
 }  // namespace
 
@@ -40,14 +44,15 @@ int64_t ffn_backward_scratch_bytes(const TextConfig& config, int64_t num_tokens,
                                                          config.shared_intermediate_size)});
   }
   if (config.num_moe_layers() < config.num_layers) {
-    bytes = std::max(bytes, moe_experts_backward_scratch_bytes(T, 0, C, 0, config.dense_intermediate_size));
+    bytes = std::max(
+        bytes, moe_experts_backward_scratch_bytes(T, 0, C, 0, config.dense_intermediate_size));
   }
   return measuring.peak_bytes() + bytes + 2 * Arena::kAlignment;
 }
 
-void ffn_backward(const TextConfig& config, const FfnWeights& weights, const FfnActs& acts, const Tensor& dscores_TE,
-                  const Tensor& x_TC, const Tensor& dx_TC, const FfnWeights& gradients, Arena& scratch,
-                  Stream stream) {
+void ffn_backward(const TextConfig& config, const FfnWeights& weights, const FfnActs& acts,
+                  const Tensor& dscores_TE, const Tensor& x_TC, const Tensor& dx_TC,
+                  const FfnWeights& gradients, Arena& scratch, Stream stream) {
   ArenaScope scope(scratch);
   const bool moe = weights.router_EC.defined();
   const Gradients g = alloc(config, x_TC.dim(0), acts.h_TC.dtype(), scratch);
@@ -60,14 +65,16 @@ void ffn_backward(const TextConfig& config, const FfnWeights& weights, const Ffn
     for (const ExpertWeights& w : gradients.routed) routed.push_back(gradients_of(w));
   }
   const ExpertGradients shared = gradients_of(gradients.shared);
-  moe_experts_backward(acts.h_TC, acts.expert_ids_TK, acts.expert_weights_TK, experts_of(config, weights), acts.saved,
-                       dy_TC, g.dh_TC, moe ? g.dweights_TK : Tensor(), {routed, &shared}, scratch, stream);
+  moe_experts_backward(acts.h_TC, acts.expert_ids_TK, acts.expert_weights_TK,
+                       experts_of(config, weights), acts.saved, dy_TC, g.dh_TC,
+                       moe ? g.dweights_TK : Tensor(), {routed, &shared}, scratch, stream);
   if (moe) {
     moe_router_backward(acts.router_h_TC, weights.router_EC, acts.scores_TE, acts.expert_ids_TK,
-                        acts.expert_weights_TK, g.dweights_TK, dscores_TE, g.dh_TC, gradients.router_EC, scratch,
-                        stream);
+                        acts.expert_weights_TK, g.dweights_TK, dscores_TE, g.dh_TC,
+                        gradients.router_EC, scratch, stream);
   }
-  rmsnorm_backward(x_TC, weights.norm_C, g.dh_TC, config.rms_norm_eps, dx_TC, true, gradients.norm_C, scratch, stream);
+  rmsnorm_backward(x_TC, weights.norm_C, g.dh_TC, config.rms_norm_eps, dx_TC, true,
+                   gradients.norm_C, scratch, stream);
 }
 
 }  // namespace m3

@@ -1,4 +1,5 @@
-// Every gradient of the model against finite differences of an independent fp64 model (reference_model.h).
+// Every gradient of the model against finite differences of an independent fp64 model
+// (reference_model.h).
 #include <gtest/gtest.h>
 
 #include "model/reference_model.h"
@@ -9,24 +10,36 @@ namespace {
 
 using namespace m3::testing;
 
-bool is_index(const std::string& name) { return name.find("index_") != std::string::npos; }
-bool is_router_bias(const std::string& name) { return name.ends_with("e_score_correction_bias"); }
-
-// Around the borders of blocks (8) and of the selection budget (16), with a picture and a clip of five steps.
-std::vector<TestDocument> few_documents() { return {{1, {}, 11}, {9, {}, 12}, {18, {{5, 2, 2}}, 13}, {12, {{1, 2, 4}}, 14}}; }
-
-// Loss of the reference that a parameter is trained on, as the trainer weighs it.
-double loss_of(ReferenceModel& reference, const TestPack& pack, const TrainOptions& options, bool index) {
-  const auto sums = reference.losses(pack.batch(), options.stage);
-  const Normalisers n = normalisers_of(pack.batch(), options);
-  const double groups = options.stage == TrainStage::kDsa ? 1 : tiny_train_config().text.num_kv_heads;
-  if (index) return n.kl_queries > 0 ? options.lambda * sums.kl / (n.kl_queries * groups) : 0;
-  return (sums.ce + options.z_weight * sums.z) / n.target_weight + options.balance_alpha * sums.balance / n.num_tokens;
+bool is_index(const std::string& name) {
+  return name.find("index_") != std::string::npos;
+}
+bool is_router_bias(const std::string& name) {
+  return name.ends_with("e_score_correction_bias");
 }
 
-// Each tensor along one random direction: d loss = <gradient, direction>, whose standard deviation is the gradient's
-// norm. `index_loss_too`: for the run without stop-gradient, where the KL reaches the backbone.
-void expect_gradients(TrainSet& set, const TestPack& pack, const TrainOptions& options, bool index_loss_too = false) {
+// Around the borders of blocks (8) and of the selection budget (16), with a picture and a clip of
+// five steps.
+std::vector<TestDocument> few_documents() {
+  return {{1, {}, 11}, {9, {}, 12}, {18, {{5, 2, 2}}, 13}, {12, {{1, 2, 4}}, 14}};
+}
+
+// Loss of the reference that a parameter is trained on, as the trainer weighs it.
+double loss_of(ReferenceModel& reference, const TestPack& pack, const TrainOptions& options,
+               bool index) {
+  const auto sums = reference.losses(pack.batch(), options.stage);
+  const Normalisers n = normalisers_of(pack.batch(), options);
+  const double groups =
+      options.stage == TrainStage::kDsa ? 1 : tiny_train_config().text.num_kv_heads;
+  if (index) return n.kl_queries > 0 ? options.lambda * sums.kl / (n.kl_queries * groups) : 0;
+  return (sums.ce + options.z_weight * sums.z) / n.target_weight +
+         options.balance_alpha * sums.balance / n.num_tokens;
+}
+
+// Each tensor along one random direction: d loss = <gradient, direction>, whose standard deviation
+// is the gradient's norm. `index_loss_too`: for the run without stop-gradient, where the KL reaches
+// the backbone.
+void expect_gradients(TrainSet& set, const TestPack& pack, const TrainOptions& options,
+                      bool index_loss_too = false) {
   ReferenceModel reference(set.config, set.weights);
   uint64_t stream = 100;
   for_each_parameter(set.config, set.gradients, [&](const std::string& name, const Tensor& g) {
@@ -57,8 +70,9 @@ void expect_gradients(TrainSet& set, const TestPack& pack, const TrainOptions& o
 
 class EveryStage : public ::testing::TestWithParam<TrainStage> {};
 INSTANTIATE_TEST_SUITE_P(Train, EveryStage,
-                         ::testing::Values(TrainStage::kWarmup, TrainStage::kSparse, TrainStage::kFull,
-                                           TrainStage::kWindow, TrainStage::kDsa),
+                         ::testing::Values(TrainStage::kWarmup, TrainStage::kSparse,
+                                           TrainStage::kFull, TrainStage::kWindow,
+                                           TrainStage::kDsa),
                          [](const auto& info) { return train_stage_name(info.param); });
 
 TEST_P(EveryStage, losses_and_gradients_equal_finite_differences_in_fp64) {
@@ -79,7 +93,8 @@ TEST_P(EveryStage, losses_and_gradients_equal_finite_differences_in_fp64) {
   expect_gradients(set, pack, options);
 }
 
-// A NaN of a peer came from experts without tokens, another lost the gate's gradient of a replayed choice.
+// A NaN of a peer came from experts without tokens, another lost the gate's gradient of a replayed
+// choice.
 TEST(Gradient, zero_and_all_tokens_to_one_expert_and_the_gate_gradient_of_a_forced_expert) {
   TrainSet set;
   for (LayerWeights& layer : set.weights.text.layers) {
@@ -101,7 +116,8 @@ TEST(Gradient, zero_and_all_tokens_to_one_expert_and_the_gate_gradient_of_a_forc
 }
 
 TEST(Gradient, without_the_stop_gradient_the_kl_reaches_the_backbone_through_the_index_input) {
-  // With W_q = 0 all logits are 0 and the teacher is constant, as the formula wants it; only the student is left to vary.
+  // With W_q = 0 all logits are 0 and the teacher is constant, as the formula wants it; only the
+  // student is left to vary.
   TrainSet set;
   for (LayerWeights& layer : set.weights.text.layers) fill_zero(layer.attention.q.values);
   const TestPack pack(set.config, few_documents());

@@ -1,5 +1,6 @@
-// For tests: the losses of training in plain fp64 loops, written from the specifications (model.md §4-§8, msa.md §2-§5,
-// §8, §16, training.md §3, §8) without any operator of the product. Slow; tiny models only.
+// For tests: the losses of training in plain fp64 loops, written from the specifications (model.md
+// §4-§8, msa.md §2-§5, §8, §16, training.md §3, §8) without any operator of the product. Slow; tiny
+// models only.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,7 +17,9 @@ namespace m3::testing {
 using Vector = std::vector<double>;
 using Matrix = std::vector<Vector>;  // rows
 
-inline double dot_product(const Vector& a, const Vector& b) { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); }
+inline double dot_product(const Vector& a, const Vector& b) {
+  return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+}
 
 class ReferenceModel {
  public:
@@ -24,7 +27,8 @@ class ReferenceModel {
     for_each_parameter(config, weights, [&](const std::string& name, const Tensor& t) {
       Vector& values = parameters[name];
       for (int64_t i = 0; i < t.numel(); ++i) {
-        values.push_back(t.dtype() == DType::kF32 ? t.ptr<float>()[i] : static_cast<float>(t.ptr<bf16>()[i]));
+        values.push_back(t.dtype() == DType::kF32 ? t.ptr<float>()[i]
+                                                  : static_cast<float>(t.ptr<bf16>()[i]));
       }
     });
   }
@@ -43,8 +47,10 @@ class ReferenceModel {
       for (int l = 0; l < text_.num_layers; ++l) layer(l, stage, h, out);
       for (int t = begin; t < end; ++t) {
         if (batch.targets_T[t] < 0) continue;
-        const Vector logits = linear("language_model.lm_head.weight", gemma("language_model.model.norm.weight", h[t - begin]));
-        const double logz = log_sum_exp(logits), w = batch.target_weights_T.empty() ? 1 : batch.target_weights_T[t];
+        const Vector logits = linear("language_model.lm_head.weight",
+                                     gemma("language_model.model.norm.weight", h[t - begin]));
+        const double logz = log_sum_exp(logits),
+                     w = batch.target_weights_T.empty() ? 1 : batch.target_weights_T[t];
         out.ce += w * (logz - logits[batch.targets_T[t]]);
         out.z += w * logz * logz;
       }
@@ -77,7 +83,9 @@ class ReferenceModel {
     }
     return y;
   }
-  Vector biased(const std::string& name, const Vector& x) const { return linear(name + ".weight", x, name + ".bias"); }
+  Vector biased(const std::string& name, const Vector& x) const {
+    return linear(name + ".weight", x, name + ".bias");
+  }
 
   Vector gemma(const std::string& weight, Vector x) const {
     const double scale = 1 / std::sqrt(dot_product(x, x) / x.size() + text_.rms_norm_eps);
@@ -88,7 +96,8 @@ class ReferenceModel {
   Vector layer_norm(const std::string& name, Vector x) const {
     const double mean = std::accumulate(x.begin(), x.end(), 0.0) / x.size();
     for (double& v : x) v -= mean;
-    const double scale = 1 / std::sqrt(dot_product(x, x) / x.size() + config_.vision->layer_norm_eps);
+    const double scale =
+        1 / std::sqrt(dot_product(x, x) / x.size() + config_.vision->layer_norm_eps);
     const Vector &w = parameters.at(name + ".weight"), &b = parameters.at(name + ".bias");
     for (size_t i = 0; i < x.size(); ++i) x[i] = x[i] * scale * w[i] + b[i];
     return x;
@@ -106,7 +115,8 @@ class ReferenceModel {
     Vector y = gemma(norm, x);
     const int rotary = std::min<int>(text_.rotary_dim, static_cast<int>(x.size()));
     Vector angles;
-    for (int m = 0; m < rotary / 2; ++m) angles.push_back(t * std::pow(text_.rope_theta, -2.0 * m / rotary));
+    for (int m = 0; m < rotary / 2; ++m)
+      angles.push_back(t * std::pow(text_.rope_theta, -2.0 * m / rotary));
     rotate(y, angles);
     return y;
   }
@@ -114,7 +124,9 @@ class ReferenceModel {
   Matrix embedding(const MicroBatch& batch) const {
     const int C = text_.hidden_size;
     Matrix x;
-    for (int32_t id : batch.ids_T) x.push_back(part(parameters.at("language_model.model.embed_tokens.weight"), int64_t{id} * C, C));
+    for (int32_t id : batch.ids_T)
+      x.push_back(
+          part(parameters.at("language_model.model.embed_tokens.weight"), int64_t{id} * C, C));
     for (const TrainMedia& item : batch.media) {
       const Matrix features = vision(item);
       for (size_t i = 0; i < item.rows.size(); ++i) x[item.rows[i]] = features[i];
@@ -127,7 +139,8 @@ class ReferenceModel {
   void layer(int l, TrainStage stage, Matrix& x, Losses& out) const {
     const std::string prefix = "language_model.model.layers." + std::to_string(l) + ".";
     const std::string a = prefix + "self_attn.";
-    const int H = text_.num_heads, R = text_.num_kv_heads, D = text_.head_dim, X = text_.index_dim, G = H / R;
+    const int H = text_.num_heads, R = text_.num_kv_heads, D = text_.head_dim, X = text_.index_dim,
+              G = H / R;
     const bool sparse = text_.is_sparse[l] != 0, index = sparse && teaches_index(stage);
     const int64_t T = static_cast<int64_t>(x.size());
     std::vector<Matrix> q(T), k(T), v(T), qi(T);  // [T][head]
@@ -160,7 +173,8 @@ class ReferenceModel {
         Vector teacher(keys.size());
         for (int g = 0; g < G; ++g) {
           Vector logits;
-          for (int64_t j : keys) logits.push_back(dot_product(q[t][r * G + g], k[j][r]) / std::sqrt(D));
+          for (int64_t j : keys)
+            logits.push_back(dot_product(q[t][r * G + g], k[j][r]) / std::sqrt(D));
           const double lse = log_sum_exp(logits);
           Vector sum(D);
           for (size_t i = 0; i < keys.size(); ++i) {
@@ -173,7 +187,9 @@ class ReferenceModel {
         teachers.push_back(teacher);
         supports.push_back(keys);
       }
-      if (index) out.kl += stage == TrainStage::kDsa ? dsa_kl(teachers, qi[t], ki, supports[0]) : msa_kl(teachers, qi[t], ki, supports);
+      if (index)
+        out.kl += stage == TrainStage::kDsa ? dsa_kl(teachers, qi[t], ki, supports[0])
+                                            : msa_kl(teachers, qi[t], ki, supports);
       add(linear(a + "o_proj.weight", o), x[t]);
     }
     ffn(l, prefix, x, out);
@@ -186,7 +202,8 @@ class ReferenceModel {
   }
 
   // Keys that row t of group r sees in a layer with an index branch.
-  std::vector<int64_t> support(TrainStage stage, const std::vector<Matrix>& qi, const Matrix& ki, int64_t t, int r) const {
+  std::vector<int64_t> support(TrainStage stage, const std::vector<Matrix>& qi, const Matrix& ki,
+                               int64_t t, int r) const {
     const int64_t B = text_.block_size, budget = text_.topk_blocks * B, own = t / B;
     std::vector<int64_t> keys;
     if (stage == TrainStage::kWarmup || stage == TrainStage::kFull) return range(0, t + 1);
@@ -201,20 +218,23 @@ class ReferenceModel {
       std::vector<std::pair<double, int64_t>> order;  // best first
       for (int64_t j = 0; j <= t; ++j) order.push_back({-dsa_score(qi[t], ki[j]), j});
       std::sort(order.begin(), order.end());
-      for (int64_t i = 0; i < std::min<int64_t>(budget, t + 1); ++i) keys.push_back(order[i].second);
+      for (int64_t i = 0; i < std::min<int64_t>(budget, t + 1); ++i)
+        keys.push_back(order[i].second);
       std::sort(keys.begin(), keys.end());
       return keys;
     }
     std::vector<std::pair<double, int64_t>> order;
     for (int64_t b = 0; b <= own; ++b) {
       double best = -INFINITY;
-      for (int64_t j = b * B; j < std::min((b + 1) * B, t + 1); ++j) best = std::max(best, dot_product(qi[t][r], ki[j]));
+      for (int64_t j = b * B; j < std::min((b + 1) * B, t + 1); ++j)
+        best = std::max(best, dot_product(qi[t][r], ki[j]));
       if (b > own - text_.local_blocks || b < text_.init_blocks) best = INFINITY;
       order.push_back({-best, b});
     }
     std::sort(order.begin(), order.end());
     std::vector<int64_t> blocks;
-    for (int64_t i = 0; i < std::min<int64_t>(text_.topk_blocks, own + 1); ++i) blocks.push_back(order[i].second);
+    for (int64_t i = 0; i < std::min<int64_t>(text_.topk_blocks, own + 1); ++i)
+      blocks.push_back(order[i].second);
     std::sort(blocks.begin(), blocks.end());
     for (int64_t b : blocks) {
       for (int64_t j = b * B; j < std::min((b + 1) * B, t + 1); ++j) keys.push_back(j);
@@ -231,7 +251,8 @@ class ReferenceModel {
   static double kl(const Vector& teacher, const Vector& logits) {
     const double lse = log_sum_exp(logits);
     double sum = 0;
-    for (size_t i = 0; i < teacher.size(); ++i) sum += teacher[i] * (std::log(teacher[i]) - (logits[i] - lse));
+    for (size_t i = 0; i < teacher.size(); ++i)
+      sum += teacher[i] * (std::log(teacher[i]) - (logits[i] - lse));
     return sum;
   }
   double msa_kl(const Matrix& teachers, const Matrix& qi, const Matrix& ki,
@@ -239,12 +260,14 @@ class ReferenceModel {
     double sum = 0;
     for (size_t r = 0; r < teachers.size(); ++r) {
       Vector logits;
-      for (int64_t j : supports[r]) logits.push_back(dot_product(qi[r], ki[j]) / std::sqrt(text_.index_dim));
+      for (int64_t j : supports[r])
+        logits.push_back(dot_product(qi[r], ki[j]) / std::sqrt(text_.index_dim));
       sum += kl(teachers[r], logits);
     }
     return sum;
   }
-  double dsa_kl(const Matrix& teachers, const Matrix& qi, const Matrix& ki, const std::vector<int64_t>& keys) const {
+  double dsa_kl(const Matrix& teachers, const Matrix& qi, const Matrix& ki,
+                const std::vector<int64_t>& keys) const {
     Vector teacher(keys.size()), logits;
     for (const Vector& one : teachers) {
       for (size_t i = 0; i < keys.size(); ++i) teacher[i] += one[i] / teachers.size();
@@ -253,7 +276,8 @@ class ReferenceModel {
     return kl(teacher, logits);
   }
 
-  Vector expert(const std::string& gate, const std::string& up, const std::string& down, const Vector& h) const {
+  Vector expert(const std::string& gate, const std::string& up, const std::string& down,
+                const Vector& h) const {
     Vector g = linear(gate, h), u = linear(up, h);
     for (size_t i = 0; i < g.size(); ++i) {
       const double gi = std::min<double>(g[i], text_.swiglu_limit);
@@ -264,10 +288,14 @@ class ReferenceModel {
   }
 
   void ffn(int l, const std::string& prefix, Matrix& x, Losses& out) const {
-    const std::string m = prefix + "block_sparse_moe.", norm = prefix + "post_attention_layernorm.weight";
+    const std::string m = prefix + "block_sparse_moe.",
+                      norm = prefix + "post_attention_layernorm.weight";
     if (text_.is_moe[l] == 0) {
       const std::string p = prefix + "mlp.";
-      for (Vector& row : x) add(expert(p + "gate_proj.weight", p + "up_proj.weight", p + "down_proj.weight", gemma(norm, row)), row);
+      for (Vector& row : x)
+        add(expert(p + "gate_proj.weight", p + "up_proj.weight", p + "down_proj.weight",
+                   gemma(norm, row)),
+            row);
       return;
     }
     const int E = text_.num_experts, K = text_.num_experts_per_token;
@@ -277,7 +305,8 @@ class ReferenceModel {
       Vector s = linear(m + "gate.weight", h);
       for (double& v : s) v = 1 / (1 + std::exp(-v));
       std::vector<std::pair<double, int>> order;
-      for (int e = 0; e < E; ++e) order.push_back({-(s[e] + parameters.at(m + "e_score_correction_bias")[e]), e});
+      for (int e = 0; e < E; ++e)
+        order.push_back({-(s[e] + parameters.at(m + "e_score_correction_bias")[e]), e});
       std::sort(order.begin(), order.end());
       double total = 0;
       for (int i = 0; i < K; ++i) total += s[order[i].second];
@@ -287,7 +316,8 @@ class ReferenceModel {
         const int e = order[i].second;
         const std::string one = m + "experts." + std::to_string(e) + ".";
         const Vector part_of = expert(one + "w1.weight", one + "w3.weight", one + "w2.weight", h);
-        for (size_t c = 0; c < y.size(); ++c) y[c] += text_.routed_scaling_factor * s[e] / total * part_of[c];
+        for (size_t c = 0; c < y.size(); ++c)
+          y[c] += text_.routed_scaling_factor * s[e] / total * part_of[c];
         frequency[e] += 1;
       }
       const double sum = std::accumulate(s.begin(), s.end(), 0.0);
@@ -295,7 +325,8 @@ class ReferenceModel {
       add(y, row);
     }
     // n · Σ_e f_e P_e, f_e = E / (K n) · count, P_e = share / n.
-    if (!x.empty()) out.balance += dot_product(frequency, share) * E / (K * static_cast<double>(x.size()));
+    if (!x.empty())
+      out.balance += dot_product(frequency, share) * E / (K * static_cast<double>(x.size()));
   }
 
   // ---- vision
@@ -306,20 +337,25 @@ class ReferenceModel {
     Matrix x;
     for (int64_t n = 0; n < item.grid.num_patches(); ++n) {
       const float* patch = item.patches_NP.ptr<float>() + n * v.patch_numel();
-      x.push_back(layer_norm(tower + "pre_layrnorm", linear(tower + "embeddings.patch_embedding.weight", Vector(patch, patch + v.patch_numel()))));
+      x.push_back(
+          layer_norm(tower + "pre_layrnorm", linear(tower + "embeddings.patch_embedding.weight",
+                                                    Vector(patch, patch + v.patch_numel()))));
     }
     for (int64_t begin = 0; begin < item.grid.t; begin += v.segment_max_frames) {
-      const int64_t frames = std::min<int64_t>(v.segment_max_frames, item.grid.t - begin), area = item.grid.h * item.grid.w;
+      const int64_t frames = std::min<int64_t>(v.segment_max_frames, item.grid.t - begin),
+                    area = item.grid.h * item.grid.w;
       segment({frames, item.grid.h, item.grid.w}, x, begin * area);
     }
     Matrix features;
     for (size_t n = 0; n < x.size(); n += v.merge_factor()) {
       Vector block;
       for (int i = 0; i < v.merge_factor(); ++i) {
-        const Vector z = biased("multi_modal_projector.linear_2", gelu(biased("multi_modal_projector.linear_1", x[n + i])));
+        const Vector z = biased("multi_modal_projector.linear_2",
+                                gelu(biased("multi_modal_projector.linear_1", x[n + i])));
         block.insert(block.end(), z.begin(), z.end());
       }
-      features.push_back(biased("patch_merge_mlp.linear_2", gelu(biased("patch_merge_mlp.linear_1", block))));
+      features.push_back(
+          biased("patch_merge_mlp.linear_2", gelu(biased("patch_merge_mlp.linear_1", block))));
     }
     return features;
   }
@@ -336,11 +372,14 @@ class ReferenceModel {
     Matrix angles(N);
     const int64_t axis = 2 * (D / 3 / 2);
     for (int64_t n = 0; n < N; ++n) {
-      const int64_t inside = n % (merge * merge), block = n / (merge * merge), columns = grid.w / merge, rows = grid.h / merge;
-      const int64_t position[] = {block / (rows * columns), block / columns % rows * merge + inside / merge,
+      const int64_t inside = n % (merge * merge), block = n / (merge * merge),
+                    columns = grid.w / merge, rows = grid.h / merge;
+      const int64_t position[] = {block / (rows * columns),
+                                  block / columns % rows * merge + inside / merge,
                                   block % columns * merge + inside % merge};
       for (int64_t p : position) {
-        for (int64_t m = 0; m < axis / 2; ++m) angles[n].push_back(p * std::pow(v.rope_theta, -2.0 * m / axis));
+        for (int64_t m = 0; m < axis / 2; ++m)
+          angles[n].push_back(p * std::pow(v.rope_theta, -2.0 * m / axis));
       }
     }
     for (int l = 0; l < v.num_layers; ++l) {
@@ -361,7 +400,8 @@ class ReferenceModel {
         Vector o;
         for (int a = 0; a < v.num_heads; ++a) {
           Vector logits, sum(D);
-          for (int64_t j = 0; j < N; ++j) logits.push_back(dot_product(q[n][a], k[j][a]) / std::sqrt(static_cast<double>(D)));
+          for (int64_t j = 0; j < N; ++j)
+            logits.push_back(dot_product(q[n][a], k[j][a]) / std::sqrt(static_cast<double>(D)));
           const double lse = log_sum_exp(logits);
           for (int64_t j = 0; j < N; ++j) {
             const double share = std::exp(logits[j] - lse);
@@ -372,7 +412,9 @@ class ReferenceModel {
         add(biased(p + "self_attn.out_proj", o), x[first + n]);
       }
       for (int64_t n = 0; n < N; ++n) {
-        add(biased(p + "mlp.fc2", gelu(biased(p + "mlp.fc1", layer_norm(p + "layer_norm2", x[first + n])))), x[first + n]);
+        add(biased(p + "mlp.fc2",
+                   gelu(biased(p + "mlp.fc1", layer_norm(p + "layer_norm2", x[first + n])))),
+            x[first + n]);
       }
     }
   }

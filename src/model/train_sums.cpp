@@ -11,25 +11,30 @@ namespace {
 template <class T>
 void add_vector(const std::vector<T>& from, std::vector<T>& to) {
   if (to.empty()) to.resize(from.size());
-  M3_CHECK(from.empty() || from.size() == to.size(), "sums of {} and of {} layers cannot be added", to.size(),
-           from.size());
+  M3_CHECK(from.empty() || from.size() == to.size(), "sums of {} and of {} layers cannot be added",
+           to.size(), from.size());
   for (size_t i = 0; i < from.size(); ++i) to[i] += from[i];
 }
 
 }  // namespace
 
 const char* train_stage_name(TrainStage stage) {
-  static constexpr std::array<const char*, 5> kNames = {"warmup", "sparse", "full", "window", "dsa"};
+  static constexpr std::array<const char*, 5> kNames = {"warmup", "sparse", "full", "window",
+                                                        "dsa"};
   return kNames[static_cast<size_t>(stage)];
 }
 
 AttentionMode attention_mode_of(TrainStage stage) {
   switch (stage) {
     case TrainStage::kWarmup:
-    case TrainStage::kSparse: return AttentionMode::kMsa;
-    case TrainStage::kFull: return AttentionMode::kFull;
-    case TrainStage::kWindow: return AttentionMode::kWindow;
-    case TrainStage::kDsa: return AttentionMode::kDsa;
+    case TrainStage::kSparse:
+      return AttentionMode::kMsa;
+    case TrainStage::kFull:
+      return AttentionMode::kFull;
+    case TrainStage::kWindow:
+      return AttentionMode::kWindow;
+    case TrainStage::kDsa:
+      return AttentionMode::kDsa;
   }
   M3_FAIL("unknown training stage {}", static_cast<int>(stage));
 }
@@ -48,7 +53,8 @@ Normalisers normalisers_of(const MicroBatch& batch, const TrainOptions& options)
   Normalisers n;
   n.num_tokens = static_cast<int64_t>(batch.ids_T.size());
   for (size_t t = 0; t < batch.targets_T.size(); ++t) {
-    if (batch.targets_T[t] >= 0) n.target_weight += batch.target_weights_T.empty() ? 1.0 : batch.target_weights_T[t];
+    if (batch.targets_T[t] >= 0)
+      n.target_weight += batch.target_weights_T.empty() ? 1.0 : batch.target_weights_T[t];
   }
   if (teaches_index(options.stage) && options.freeze != Freeze::kFrozenIndex) {
     for (size_t i = 1; i < batch.cu_seqlens.size(); ++i) {
@@ -60,8 +66,9 @@ Normalisers normalisers_of(const MicroBatch& batch, const TrainOptions& options)
 }
 
 void TrainSums::add(const TrainSums& other) {
-  logz_max = num_targets == 0 ? other.logz_max
-                              : (other.num_targets == 0 ? logz_max : std::max(logz_max, other.logz_max));
+  logz_max = num_targets == 0
+                 ? other.logz_max
+                 : (other.num_targets == 0 ? logz_max : std::max(logz_max, other.logz_max));
   ce += other.ce;
   logz2 += other.logz2;
   logz += other.logz;
@@ -83,7 +90,8 @@ TrainLoss train_loss(const TextConfig& config, const TrainOptions& options, cons
     loss.kl += options.lambda * over(kl, static_cast<double>(sums.counts.kl_queries) * groups);
   }
   for (const double balance : sums.balance_L) {
-    loss.balance += options.balance_alpha * over(balance, static_cast<double>(sums.counts.num_tokens));
+    loss.balance +=
+        options.balance_alpha * over(balance, static_cast<double>(sums.counts.num_tokens));
   }
   return loss;
 }

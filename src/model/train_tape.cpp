@@ -18,7 +18,8 @@ FfnActs without_router(FfnActs acts) {
 }
 
 MoeSaved alloc_saved(const TextConfig& config, int64_t num_tokens, bool moe, Arena& arena) {
-  const int64_t slots = num_tokens * config.num_experts_per_token, F = config.expert_intermediate_size,
+  const int64_t slots = num_tokens * config.num_experts_per_token,
+                F = config.expert_intermediate_size,
                 shared = moe ? config.shared_intermediate_size : config.dense_intermediate_size;
   MoeSaved saved;
   if (moe) {
@@ -37,8 +38,8 @@ TrainTape alloc_train_tape(const TextConfig& config, const TapeShape& shape, Are
   const Shape residual = {T, config.hidden_size};
   const bool keep = shape.use == TapeUse::kKeep;
   const auto attention = [&](bool sparse) {
-    return alloc_attention_acts(config, T, shape.dtype, shape.mode, sparse, Keep::kForBackward, arena,
-                                shape.teach_index);
+    return alloc_attention_acts(config, T, shape.dtype, shape.mode, sparse, Keep::kForBackward,
+                                arena, shape.teach_index);
   };
   TrainTape tape;
   tape.use = shape.use;
@@ -68,36 +69,41 @@ TrainTape alloc_train_tape(const TextConfig& config, const TapeShape& shape, Are
     if (shape.use == TapeUse::kRecompute) {
       Tensor& lists = layer.attention.lists;
       if (lists.defined()) lists = arena.alloc("lists", DType::kI32, lists.shape());
-      for (Tensor* choice : {&layer.ffn.scores_TE, &layer.ffn.expert_ids_TK, &layer.ffn.expert_weights_TK}) {
-        if (choice->defined()) *choice = arena.alloc("choice of experts", choice->dtype(), choice->shape());
+      for (Tensor* choice :
+           {&layer.ffn.scores_TE, &layer.ffn.expert_ids_TK, &layer.ffn.expert_weights_TK}) {
+        if (choice->defined())
+          *choice = arena.alloc("choice of experts", choice->dtype(), choice->shape());
       }
     }
     tape.layers.push_back(layer);
   }
-  tape.x_TC = shape.use == TapeUse::kForwardOnly ? shared.mid_TC : arena.alloc("residual", DType::kF32, residual);
+  tape.x_TC = shape.use == TapeUse::kForwardOnly ? shared.mid_TC
+                                                 : arena.alloc("residual", DType::kF32, residual);
   return tape;
 }
 
-void layer_forward(const TextConfig& config, const LayerWeights& weights, int layer, const AttentionStep& step,
-                   const GemmOptions& gemm_options, const TrainTape& tape, Arena& arena, Stream stream) {
+void layer_forward(const TextConfig& config, const LayerWeights& weights, int layer,
+                   const AttentionStep& step, const GemmOptions& gemm_options,
+                   const TrainTape& tape, Arena& arena, Stream stream) {
   const LayerTape& t = tape.layers[layer];
   const bool last = layer + 1 == config.num_layers;
   const Tensor& out_TC = last ? tape.x_TC : tape.layers[layer + 1].x_TC;
   if (t.mid_TC.data() != t.x_TC.data()) copy(t.x_TC, t.mid_TC, stream);
-  attention_forward(config, weights.attention, config.is_sparse[layer], step, nullptr, gemm_options, t.attention,
-                    t.mid_TC, arena, stream);
+  attention_forward(config, weights.attention, config.is_sparse[layer], step, nullptr, gemm_options,
+                    t.attention, t.mid_TC, arena, stream);
   if (out_TC.data() != t.mid_TC.data()) copy(t.mid_TC, out_TC, stream);
   ffn_forward(config, weights.ffn, t.ffn, out_TC, arena, stream);
 }
 
-void layer_again(const TextConfig& config, const LayerWeights& weights, int layer, const AttentionStep& step,
-                 const GemmOptions& gemm_options, const TrainTape& tape, bool ffn, Arena& arena, Stream stream) {
+void layer_again(const TextConfig& config, const LayerWeights& weights, int layer,
+                 const AttentionStep& step, const GemmOptions& gemm_options, const TrainTape& tape,
+                 bool ffn, Arena& arena, Stream stream) {
   const LayerTape& t = tape.layers[layer];
   AttentionActs acts = t.attention;
   acts.lists_chosen = true;
   copy(t.x_TC, t.mid_TC, stream);
-  attention_forward(config, weights.attention, config.is_sparse[layer], step, nullptr, gemm_options, acts, t.mid_TC,
-                    arena, stream);
+  attention_forward(config, weights.attention, config.is_sparse[layer], step, nullptr, gemm_options,
+                    acts, t.mid_TC, arena, stream);
   if (ffn) ffn_norm(config, weights.ffn, t.ffn, t.mid_TC, stream);
 }
 

@@ -1,5 +1,5 @@
-// The intermediates of a training pass over the text layers, and the passes themselves, one layer at a time.
-// T tokens, C hidden, V vocabulary, N rows with a target.
+// The intermediates of a training pass over the text layers, and the passes themselves, one layer
+// at a time. T tokens, C hidden, V vocabulary, N rows with a target.
 #pragma once
 #include <vector>
 
@@ -10,7 +10,8 @@ namespace m3 {
 
 enum class TapeUse : uint8_t {
   kForwardOnly,  // all layers share their tensors
-  kRecompute,    // layers keep x, lists and the choice of experts; the rest is shared and computed again
+  kRecompute,    // layers keep x, lists and the choice of experts; the rest is shared and computed
+                 // again
   kKeep,
 };
 
@@ -37,10 +38,13 @@ struct TapeShape {
 TrainTape alloc_train_tape(const TextConfig& config, const TapeShape& shape, Arena& arena);
 
 // Layer l: tape.layers[l].x -> layers[l + 1].x, or tape.x after the last.
-void layer_forward(const TextConfig& config, const LayerWeights& weights, int layer, const AttentionStep& step,
-                   const GemmOptions& gemm_options, const TrainTape& tape, Arena& arena, Stream stream = {});
-// Recomputation: everything of layer l that the backward reads, with the choices of the first pass; `ffn`: also of the FFN.
-void layer_again(const TextConfig& config, const LayerWeights& weights, int layer, const AttentionStep& step,
-                 const GemmOptions& gemm_options, const TrainTape& tape, bool ffn, Arena& arena, Stream stream = {});
+void layer_forward(const TextConfig& config, const LayerWeights& weights, int layer,
+                   const AttentionStep& step, const GemmOptions& gemm_options,
+                   const TrainTape& tape, Arena& arena, Stream stream = {});
+// Recomputation: everything of layer l that the backward reads, with the choices of the first pass;
+// `ffn`: also of the FFN.
+void layer_again(const TextConfig& config, const LayerWeights& weights, int layer,
+                 const AttentionStep& step, const GemmOptions& gemm_options, const TrainTape& tape,
+                 bool ffn, Arena& arena, Stream stream = {});
 
 }  // namespace m3

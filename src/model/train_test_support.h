@@ -1,4 +1,5 @@
-// For the tests of training: a tiny multimodal model with random weights, and packs of random documents.
+// For the tests of training: a tiny multimodal model with random weights, and packs of random
+// documents.
 #pragma once
 #include <memory>
 #include <string>
@@ -10,7 +11,8 @@
 
 namespace m3::testing {
 
-// Every kind of layer: full attention with a dense MLP, then two sparse layers with experts. Blocks of 8 tokens, 2 chosen.
+// Every kind of layer: full attention with a dense MLP, then two sparse layers with experts. Blocks
+// of 8 tokens, 2 chosen.
 inline ModelConfig tiny_train_config() {
   ModelConfig config;
   TextConfig& t = config.text;
@@ -53,17 +55,21 @@ struct TrainSet {
     uint64_t stream = 0;
     for_each_parameter(config, weights, [&](const std::string& name, const Tensor& t) {
       Philox rng(seed, stream++);
-      // Matrices keep the scale of activations; Gemma norms lie around 0, those of the tower around 1.
-      const bool vector = t.rank() == 1, layer_norm = vector && name.find("vision_tower") != std::string::npos &&
-                                                      name.find("norm") != std::string::npos && name.ends_with("weight");
+      // Matrices keep the scale of activations; Gemma norms lie around 0, those of the tower
+      // around 1.
+      const bool vector = t.rank() == 1,
+                 layer_norm = vector && name.find("vision_tower") != std::string::npos &&
+                              name.find("norm") != std::string::npos && name.ends_with("weight");
       const double fan_in = vector ? 25 : static_cast<double>(t.numel() / t.dim(0));
       for (int64_t i = 0; i < t.numel(); ++i) {
-        t.ptr<float>()[i] = static_cast<float>(rng.normal() / std::sqrt(fan_in) + (layer_norm ? 1 : 0));
+        t.ptr<float>()[i] =
+            static_cast<float>(rng.normal() / std::sqrt(fan_in) + (layer_norm ? 1 : 0));
       }
     });
   }
   void clear() const {
-    for_each_parameter(config, gradients, [](const std::string&, const Tensor& t) { fill_zero(t); });
+    for_each_parameter(config, gradients,
+                       [](const std::string&, const Tensor& t) { fill_zero(t); });
   }
   // All gradients, one after another.
   std::vector<std::vector<float>> snapshot() const {
@@ -75,7 +81,8 @@ struct TrainSet {
   }
   std::vector<std::string> names() const {
     std::vector<std::string> all;
-    for_each_parameter(config, gradients, [&](const std::string& name, const Tensor&) { all.push_back(name); });
+    for_each_parameter(config, gradients,
+                       [&](const std::string& name, const Tensor&) { all.push_back(name); });
     return all;
   }
 
@@ -86,8 +93,9 @@ struct TrainSet {
 
 struct TestDocument {
   int64_t length = 0;
-  std::vector<VisionGrid> media;  // its features follow each other from position 1 on, one token between two items
-  uint64_t seed = 0;              // contents: the same seed gives the same document in every pack
+  std::vector<VisionGrid>
+      media;  // its features follow each other from position 1 on, one token between two items
+  uint64_t seed = 0;  // contents: the same seed gives the same document in every pack
 };
 
 // Owns the arrays of a micro-batch.
@@ -125,7 +133,8 @@ class TestPack {
       for (float& x : values) x = static_cast<float>(rng.normal());
       patches_.push_back(std::move(values));
       rows_.emplace_back();
-      for (int64_t i = 0; i < grid.num_patches() / config.vision->merge_factor(); ++i) rows_.back().push_back(row++);
+      for (int64_t i = 0; i < grid.num_patches() / config.vision->merge_factor(); ++i)
+        rows_.back().push_back(row++);
       media_.push_back({grid, {}, {}});
       ++row;
     }
@@ -138,9 +147,11 @@ class TestPack {
   std::vector<TrainMedia> media_;
 };
 
-// Lengths at and around the borders of blocks and of the selection budget, pictures, a clip of five steps.
+// Lengths at and around the borders of blocks and of the selection budget, pictures, a clip of five
+// steps.
 inline std::vector<TestDocument> uneven_documents() {
-  return {{1, {}, 11}, {8, {}, 12}, {9, {}, 13}, {33, {{1, 2, 4}, {5, 2, 2}}, 14}, {17, {{1, 4, 2}}, 15}, {26, {}, 16}};
+  return {{1, {}, 11},           {8, {}, 12}, {9, {}, 13}, {33, {{1, 2, 4}, {5, 2, 2}}, 14},
+          {17, {{1, 4, 2}}, 15}, {26, {}, 16}};
 }
 
 inline TrainOptions f32_options(TrainStage stage) {
@@ -152,7 +163,8 @@ inline TrainOptions f32_options(TrainStage stage) {
 }
 
 // Gradients of the packs, each a micro-batch of one step, from zero. Returns the sums.
-inline TrainSums run_step(TrainSet& set, const TrainOptions& options, const std::vector<const TestPack*>& packs) {
+inline TrainSums run_step(TrainSet& set, const TrainOptions& options,
+                          const std::vector<const TestPack*>& packs) {
   Normalisers global;
   TrainSizes sizes{1, 0};
   for (const TestPack* pack : packs) {

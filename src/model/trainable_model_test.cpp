@@ -1,5 +1,6 @@
-// Training against itself: packs, micro-batches, recomputation, threads and repetition change nothing; the two losses
-// stay apart. What the right gradients are is checked by gradient_test.cpp and the goldens (verify_training.cpp).
+// Training against itself: packs, micro-batches, recomputation, threads and repetition change
+// nothing; the two losses stay apart. What the right gradients are is checked by gradient_test.cpp
+// and the goldens (verify_training.cpp).
 #include "model/trainable_model.h"
 
 #include <gtest/gtest.h>
@@ -12,18 +13,26 @@ namespace {
 
 using namespace m3::testing;
 
-bool is_index(const std::string& name) { return name.find("index_") != std::string::npos; }
-bool is_router_bias(const std::string& name) { return name.ends_with("e_score_correction_bias"); }
-bool is_vision(const std::string& name) { return name.find("language_model") == std::string::npos; }
+bool is_index(const std::string& name) {
+  return name.find("index_") != std::string::npos;
+}
+bool is_router_bias(const std::string& name) {
+  return name.ends_with("e_score_correction_bias");
+}
+bool is_vision(const std::string& name) {
+  return name.find("language_model") == std::string::npos;
+}
 bool all_zero(const std::vector<float>& values) {
   return std::all_of(values.begin(), values.end(), [](float x) { return x == 0; });
 }
 
 using Gradients = std::vector<std::vector<float>>;
 
-void expect_close(const TrainSet& set, const Gradients& got, const Gradients& want, double tolerance) {
+void expect_close(const TrainSet& set, const Gradients& got, const Gradients& want,
+                  double tolerance) {
   const std::vector<std::string> names = set.names();
-  for (size_t i = 0; i < names.size(); ++i) EXPECT_LE(relative_error(got[i], want[i]), tolerance) << names[i];
+  for (size_t i = 0; i < names.size(); ++i)
+    EXPECT_LE(relative_error(got[i], want[i]), tolerance) << names[i];
 }
 
 class Training : public ::testing::TestWithParam<TrainStage> {
@@ -41,12 +50,15 @@ class Training : public ::testing::TestWithParam<TrainStage> {
   TrainSums sums;
 };
 INSTANTIATE_TEST_SUITE_P(Train, Training,
-                         ::testing::Values(TrainStage::kWarmup, TrainStage::kSparse, TrainStage::kFull,
-                                           TrainStage::kWindow, TrainStage::kDsa),
+                         ::testing::Values(TrainStage::kWarmup, TrainStage::kSparse,
+                                           TrainStage::kFull, TrainStage::kWindow,
+                                           TrainStage::kDsa),
                          [](const auto& info) { return train_stage_name(info.param); });
 
-// training.md §16: rotary positions of one row used for all; a loss mean over rows that packing changes.
-TEST_P(Training, a_pack_of_uneven_documents_equals_each_document_alone_and_any_split_into_micro_batches) {
+// training.md §16: rotary positions of one row used for all; a loss mean over rows that packing
+// changes.
+TEST_P(Training,
+       a_pack_of_uneven_documents_equals_each_document_alone_and_any_split_into_micro_batches) {
   const auto documents = uneven_documents();
   const Gradients together = gradients({documents});
   const TrainSums all = sums;
@@ -63,7 +75,8 @@ TEST_P(Training, a_pack_of_uneven_documents_equals_each_document_alone_and_any_s
 // training.md §16: recomputation replays a stale plan; another token count in every micro-batch.
 TEST_P(Training, recomputation_gives_the_same_bits_with_changing_token_counts) {
   const auto documents = uneven_documents();
-  const std::vector<std::vector<TestDocument>> packs = {{documents[3], documents[0]}, {documents[4]}, documents};
+  const std::vector<std::vector<TestDocument>> packs = {
+      {documents[3], documents[0]}, {documents[4]}, documents};
   const Gradients kept = gradients(packs);
   const TrainSums kept_sums = sums;
   options.recompute = Recompute::kLayer;
@@ -88,21 +101,27 @@ TEST_P(Training, bf16_weights_and_activations_come_close) {
   config.text.is_moe = {0, 0, 0};
   const TrainSet exact(config);
   TrainSet rounded(config);
-  rounded.arena = Arena("test", 2 * parameter_bytes(config, DType::kF32) + parameter_bytes(config, DType::kBF16));
+  rounded.arena = Arena(
+      "test", 2 * parameter_bytes(config, DType::kF32) + parameter_bytes(config, DType::kBF16));
   rounded.weights = alloc_parameters(config, DType::kBF16, rounded.arena);
   rounded.gradients = alloc_parameters(config, DType::kF32, rounded.arena);
   std::vector<Tensor> from;
-  for_each_parameter(config, exact.weights, [&](const std::string&, const Tensor& t) { from.push_back(t); });
+  for_each_parameter(config, exact.weights,
+                     [&](const std::string&, const Tensor& t) { from.push_back(t); });
   size_t i = 0;
-  for_each_parameter(config, rounded.weights, [&](const std::string&, const Tensor& t) { cast(from[i++], t); });
+  for_each_parameter(config, rounded.weights,
+                     [&](const std::string&, const Tensor& t) { cast(from[i++], t); });
   // The same rounded values in f32.
   TrainSet wide(config);
   i = 0;
   std::vector<Tensor> bf16_values;
-  for_each_parameter(config, rounded.weights, [&](const std::string&, const Tensor& t) { bf16_values.push_back(t); });
-  for_each_parameter(config, wide.weights, [&](const std::string&, const Tensor& t) { cast(bf16_values[i++], t); });
+  for_each_parameter(config, rounded.weights,
+                     [&](const std::string&, const Tensor& t) { bf16_values.push_back(t); });
+  for_each_parameter(config, wide.weights,
+                     [&](const std::string&, const Tensor& t) { cast(bf16_values[i++], t); });
 
-  const std::vector<TestDocument> documents = {{9, {}, 1}, {16, {{1, 2, 4}}, 2}, {12, {}, 3}};  // all blocks are chosen
+  const std::vector<TestDocument> documents = {
+      {9, {}, 1}, {16, {{1, 2, 4}}, 2}, {12, {}, 3}};  // all blocks are chosen
   const TestPack pack(config, documents);
   run_step(wide, options, {&pack});
   options.dtype = DType::kBF16;
@@ -117,7 +136,8 @@ TEST_P(Training, bf16_weights_and_activations_come_close) {
   }
 }
 
-// training.md §3, msa.md T44, T49: exact zeros both ways, and exactly the same bits whatever the other loss does.
+// training.md §3, msa.md T44, T49: exact zeros both ways, and exactly the same bits whatever the
+// other loss does.
 TEST_P(Training, ce_never_reaches_the_index_and_the_kl_nothing_else) {
   const Gradients both = gradients({uneven_documents()});
   options.lambda = 0;
@@ -145,13 +165,15 @@ TEST_P(Training, ce_never_reaches_the_index_and_the_kl_nothing_else) {
   }
 }
 
-// training.md §16: tower and projector left out of training; a non-zero norm in some tensors proves nothing about others.
+// training.md §16: tower and projector left out of training; a non-zero norm in some tensors proves
+// nothing about others.
 TEST_P(Training, every_parameter_has_a_gradient_and_a_pack_without_media_none_in_the_tower) {
   const Gradients with_media = gradients({uneven_documents()});
   const Gradients text = gradients({{{33, {}, 1}, {20, {}, 2}}});
   const std::vector<std::string> names = set.names();
   for (size_t i = 0; i < names.size(); ++i) {
-    const bool expected = !is_router_bias(names[i]) && (teaches_index(GetParam()) || !is_index(names[i]));
+    const bool expected =
+        !is_router_bias(names[i]) && (teaches_index(GetParam()) || !is_index(names[i]));
     EXPECT_EQ(!all_zero(with_media[i]), expected) << names[i];
     if (is_vision(names[i])) {
       EXPECT_TRUE(all_zero(text[i])) << names[i];
@@ -160,7 +182,8 @@ TEST_P(Training, every_parameter_has_a_gradient_and_a_pack_without_media_none_in
   options.train_vision = false;
   const Gradients frozen = gradients({uneven_documents()});
   for (size_t i = 0; i < names.size(); ++i) {
-    EXPECT_EQ(frozen[i], is_vision(names[i]) ? std::vector<float>(frozen[i].size()) : with_media[i]) << names[i];
+    EXPECT_EQ(frozen[i], is_vision(names[i]) ? std::vector<float>(frozen[i].size()) : with_media[i])
+        << names[i];
   }
 }
 
@@ -168,19 +191,24 @@ class TrainingOnce : public Training {};
 INSTANTIATE_TEST_SUITE_P(Train, TrainingOnce, ::testing::Values(TrainStage::kSparse),
                          [](const auto& info) { return train_stage_name(info.param); });
 
-// training.md §16: all pictures in one bidirectional sequence; videos of different frame counts fail to batch.
+// training.md §16: all pictures in one bidirectional sequence; videos of different frame counts
+// fail to batch.
 TEST_P(TrainingOnce, two_images_in_one_pack_equal_each_alone_and_a_five_step_video_splits_4_and_1) {
-  const TestDocument first{20, {{1, 4, 4}}, 1}, second{20, {{1, 2, 6}}, 2}, clip{24, {{3, 2, 4}}, 3};
-  expect_close(set, gradients({{first}, {second}, {clip}}), gradients({{first, second, clip}}), 1e-5);
+  const TestDocument first{20, {{1, 4, 4}}, 1}, second{20, {{1, 2, 6}}, 2},
+      clip{24, {{3, 2, 4}}, 3};
+  expect_close(set, gradients({{first}, {second}, {clip}}), gradients({{first, second, clip}}),
+               1e-5);
 
-  // The same patches as one clip of five steps, and as clips of four and of one whose rows follow each other.
+  // The same patches as one clip of five steps, and as clips of four and of one whose rows follow
+  // each other.
   TestPack five(set.config, {{20, {{5, 2, 4}}, 4}});
   run_step(set, options, {&five});
   const Gradients whole = set.snapshot();
   const TrainMedia item = five.batch().media[0];
   const int64_t cut = 4 * 2 * 4, rows = cut / 4;
-  const std::vector<TrainMedia> pieces = {{{4, 2, 4}, item.patches_NP.rows(0, cut), item.rows.first(rows)},
-                                          {{1, 2, 4}, item.patches_NP.rows(cut, cut + 8), item.rows.subspan(rows)}};
+  const std::vector<TrainMedia> pieces = {
+      {{4, 2, 4}, item.patches_NP.rows(0, cut), item.rows.first(rows)},
+      {{1, 2, 4}, item.patches_NP.rows(cut, cut + 8), item.rows.subspan(rows)}};
   MicroBatch batch = five.batch();
   batch.media = pieces;
   set.clear();
@@ -210,7 +238,8 @@ TEST_P(TrainingOnce, short_documents_take_no_part_in_the_kl) {
       EXPECT_LE(relative_error(mixed[i], alone[i]), 1e-5) << names[i];
     }
   }
-  for (size_t l = 0; l < mixed_sums.kl_L.size(); ++l) EXPECT_NEAR(mixed_sums.kl_L[l], sums.kl_L[l], 1e-5 * sums.kl_L[l]);
+  for (size_t l = 0; l < mixed_sums.kl_L.size(); ++l)
+    EXPECT_NEAR(mixed_sums.kl_L[l], sums.kl_L[l], 1e-5 * sums.kl_L[l]);
   gradients({{{8, {}, 1}, {5, {}, 3}}});
   EXPECT_EQ(sums.counts.kl_queries, 0);
   for (double kl : sums.kl_L) EXPECT_EQ(kl, 0);
@@ -220,10 +249,12 @@ TEST_P(TrainingOnce, forward_only_gives_the_losses_and_leaves_the_gradients_alon
   const TestPack pack(set.config, uneven_documents());
   run_step(set, options, {&pack});
   const Gradients before = set.snapshot();
-  TrainableModel model(set.config, set.weights, set.gradients, options, {pack.num_tokens(), pack.num_patches});
+  TrainableModel model(set.config, set.weights, set.gradients, options,
+                       {pack.num_tokens(), pack.num_patches});
   const MicroBatchResult eval = model.forward_only(pack.batch());
   EXPECT_EQ(set.snapshot(), before);
-  const MicroBatchResult train = model.forward_backward(pack.batch(), normalisers_of(pack.batch(), options));
+  const MicroBatchResult train =
+      model.forward_backward(pack.batch(), normalisers_of(pack.batch(), options));
   EXPECT_EQ(eval.loss_T, train.loss_T);
   EXPECT_EQ(eval.sums.ce, train.sums.ce);
   double ce = 0;
@@ -254,7 +285,8 @@ TEST_P(TrainingOnce, wrong_batches_are_refused_by_name) {
   const TestPack pack(set.config, {{20, {{1, 2, 4}}, 1}});
   TrainableModel model(set.config, set.weights, set.gradients, options, {20, 8});
   const Normalisers good = normalisers_of(pack.batch(), options);
-  const auto refuses = [&](const MicroBatch& batch, const Normalisers& global, const std::string& text) {
+  const auto refuses = [&](const MicroBatch& batch, const Normalisers& global,
+                           const std::string& text) {
     try {
       model.forward_backward(batch, global);
       ADD_FAILURE() << "accepted; wanted: " << text;

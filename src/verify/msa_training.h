@@ -5,7 +5,9 @@
 
 namespace m3::verify {
 
-// Cases with `backward` or `kl`; `document` holds the norms of the whole tensors. CPU only. Returns the measured errors.
-std::string check_msa_training(const MsaCase& c, const nlohmann::ordered_json& document, const Options& options);
+// Cases with `backward` or `kl`; `document` holds the norms of the whole tensors. CPU only. Returns
+// the measured errors.
+std::string check_msa_training(const MsaCase& c, const nlohmann::ordered_json& document,
+                               const Options& options);
 
 }  // namespace m3::verify

@@ -1,8 +1,8 @@
-// models/NAME/training.json (tests/golden/README.md): losses, gradients and AdamW steps of the fp64 oracle through
-// TrainableModel. The gradients of the first step are also taken document by document and with recomputation: the same
-// sums, the same tolerance.
-// In bf16 the weights are bf16; activations are f32 in models of this size (decoder.h), where one flipped expert would
-// change the gradient of a whole matrix.
+// models/NAME/training.json (tests/golden/README.md): losses, gradients and AdamW steps of the fp64
+// oracle through TrainableModel. The gradients of the first step are also taken document by
+// document and with recomputation: the same sums, the same tolerance. In bf16 the weights are bf16;
+// activations are f32 in models of this size (decoder.h), where one flipped expert would change the
+// gradient of a whole matrix.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -24,7 +24,9 @@ using nlohmann::ordered_json;
 struct Tolerances {
   double loss, gradient;
 };
-Tolerances tolerances_of(DType dtype) { return dtype == DType::kF32 ? Tolerances{1e-6, 1e-5} : Tolerances{1e-2, 5e-2}; }
+Tolerances tolerances_of(DType dtype) {
+  return dtype == DType::kF32 ? Tolerances{1e-6, 1e-5} : Tolerances{1e-2, 5e-2};
+}
 
 enum class Group { kBackbone, kVision, kIndexer };
 Group group_of(const std::string& name) {
@@ -35,7 +37,9 @@ Group group_of(const std::string& name) {
   return Group::kBackbone;
 }
 constexpr const char* kGroupNames[] = {"backbone", "vision", "indexer"};
-bool is_router_bias(const std::string& name) { return name.ends_with("e_score_correction_bias"); }
+bool is_router_bias(const std::string& name) {
+  return name.ends_with("e_score_correction_bias");
+}
 
 double relative_error(std::span<const float> got, std::span<const float> want) {
   double miss = 0, norm = 0;
@@ -46,7 +50,9 @@ double relative_error(std::span<const float> got, std::span<const float> want) {
   return miss == 0 ? 0 : std::sqrt(miss / norm);
 }
 
-std::span<const float> elements(const Tensor& t) { return {t.ptr<float>(), static_cast<size_t>(t.numel())}; }
+std::span<const float> elements(const Tensor& t) {
+  return {t.ptr<float>(), static_cast<size_t>(t.numel())};
+}
 
 // A document with its media, as training takes it.
 struct Document {
@@ -59,7 +65,8 @@ struct Document {
   std::vector<Media> media;
 };
 
-Document load_document(const ModelConfig& config, const ordered_json& entry, const SafetensorsFile& tensors) {
+Document load_document(const ModelConfig& config, const ordered_json& entry,
+                       const SafetensorsFile& tensors) {
   Document document;
   document.ids = golden_ids(entry.at("ids"));
   const auto& counts = entry.at("target");
@@ -72,9 +79,11 @@ Document load_document(const ModelConfig& config, const ordered_json& entry, con
     const ordered_json& grid = item.at("grid");
     Document::Media media;
     media.grid = {grid.at(0), grid.at(1), grid.at(2)};
-    media.patches = golden_input(item.at("patches"), {media.grid.num_patches(), config.vision->patch_numel()},
-                                 DType::kF32, &tensors);
-    items.push_back({item.at("type") == "video", media.grid.num_patches() / config.vision->merge_factor()});
+    media.patches =
+        golden_input(item.at("patches"), {media.grid.num_patches(), config.vision->patch_numel()},
+                     DType::kF32, &tensors);
+    items.push_back(
+        {item.at("type") == "video", media.grid.num_patches() / config.vision->merge_factor()});
     document.media.push_back(std::move(media));
   }
   const PlaceholderMap map = map_placeholders(config, document.ids, items);
@@ -114,13 +123,15 @@ struct Pack {
 
 class TrainingCase {
  public:
-  TrainingCase(const Checkpoint& checkpoint, const SafetensorsFile& tensors, const ordered_json& document, DType dtype)
+  TrainingCase(const Checkpoint& checkpoint, const SafetensorsFile& tensors,
+               const ordered_json& document, DType dtype)
       : config_(checkpoint.config()),
         tensors_(tensors),
         document_(document),
         dtype_(dtype),
         tolerances_(tolerances_of(dtype)),
-        arena_("golden training", 4 * parameter_bytes(config_, DType::kF32) + parameter_bytes(config_, dtype)) {
+        arena_("golden training",
+               4 * parameter_bytes(config_, DType::kF32) + parameter_bytes(config_, dtype)) {
     masters_ = alloc_parameters(config_, DType::kF32, arena_);
     gradients_ = alloc_parameters(config_, DType::kF32, arena_);
     first_moments_ = alloc_parameters(config_, DType::kF32, arena_);
@@ -129,9 +140,11 @@ class TrainingCase {
     const ModelWeights stored = weights_of(checkpoint);
     for (const ModelWeights* to : {&masters_, &weights_}) {
       std::vector<Tensor> from;
-      for_each_parameter(config_, stored, [&](const std::string&, const Tensor& t) { from.push_back(t); });
+      for_each_parameter(config_, stored,
+                         [&](const std::string&, const Tensor& t) { from.push_back(t); });
       size_t i = 0;
-      for_each_parameter(config_, *to, [&](const std::string&, const Tensor& t) { cast(from[i++], t); });
+      for_each_parameter(config_, *to,
+                         [&](const std::string&, const Tensor& t) { cast(from[i++], t); });
     }
     for (const ordered_json& entry : document.at("documents")) {
       documents_.push_back(load_document(config_, entry, tensors));
@@ -147,8 +160,8 @@ class TrainingCase {
   // Gradients of all documents, as one micro-batch or one each.
   TrainSums gradients(bool one_pack, Recompute recompute);
   void check_close(const char* what, double got, double want) const {
-    M3_CHECK(std::abs(got - want) <= tolerances_.loss * std::abs(want), "{} is {:.9g}, want {:.9g} (relative {:.0e})",
-             what, got, want, tolerances_.loss);
+    M3_CHECK(std::abs(got - want) <= tolerances_.loss * std::abs(want),
+             "{} is {:.9g}, want {:.9g} (relative {:.0e})", what, got, want, tolerances_.loss);
   }
   void check_losses(const ordered_json& want, const TrainSums& sums) const;
   void check_counts(const ordered_json& want, const TrainSums& sums) const;
@@ -170,7 +183,8 @@ class TrainingCase {
 };
 
 TrainSums TrainingCase::gradients(bool one_pack, Recompute recompute) {
-  for_each_parameter(config_, gradients_, [](const std::string&, const Tensor& t) { fill_zero(t); });
+  for_each_parameter(config_, gradients_,
+                     [](const std::string&, const Tensor& t) { fill_zero(t); });
   std::vector<Pack> packs;
   if (one_pack) {
     packs.emplace_back(config_, documents_);
@@ -201,7 +215,8 @@ void TrainingCase::check_losses(const ordered_json& want, const TrainSums& sums)
   for (int l = 0; l < config_.text.num_layers; ++l) {
     if (config_.text.is_sparse[l] == 0) continue;
     const double queries = static_cast<double>(sums.counts.kl_queries) * config_.text.num_kv_heads;
-    check_close(fmt::format("kl of layer {}", l).c_str(), sums.kl_L[l] / queries, want.at("kl").at(i++));
+    check_close(fmt::format("kl of layer {}", l).c_str(), sums.kl_L[l] / queries,
+                want.at("kl").at(i++));
   }
 }
 
@@ -213,8 +228,8 @@ void TrainingCase::check_counts(const ordered_json& want, const TrainSums& sums)
     const ordered_json& row = want.at("expert_counts").at(i++);
     for (int e = 0; e < E; ++e) {
       const int64_t got = sums.text_experts_LE[l * E + e] + sums.media_experts_LE[l * E + e];
-      M3_CHECK(got == row.at(e).get<int64_t>(), "layer {}: expert {} has {} tokens, want {}", l, e, got,
-               row.at(e).get<int64_t>());
+      M3_CHECK(got == row.at(e).get<int64_t>(), "layer {}: expert {} has {} tokens, want {}", l, e,
+               got, row.at(e).get<int64_t>());
     }
   }
 }
@@ -231,9 +246,12 @@ std::map<Group, double> TrainingCase::gradient_norms() const {
 void TrainingCase::adamw_step(int step, const std::map<Group, double>& norms) {
   std::vector<std::pair<std::string, Tensor>> w;
   std::vector<Tensor> g, m, v, copy;
-  for_each_parameter(config_, masters_, [&](const std::string& name, const Tensor& t) { w.push_back({name, t}); });
+  for_each_parameter(config_, masters_, [&](const std::string& name, const Tensor& t) {
+    w.push_back({name, t});
+  });
   const auto list = [&](const ModelWeights& from, std::vector<Tensor>& to) {
-    for_each_parameter(config_, from, [&](const std::string&, const Tensor& t) { to.push_back(t); });
+    for_each_parameter(config_, from,
+                       [&](const std::string&, const Tensor& t) { to.push_back(t); });
   };
   list(gradients_, g);
   list(first_moments_, m);
@@ -248,11 +266,13 @@ void TrainingCase::adamw_step(int step, const std::map<Group, double>& norms) {
     config.eps = document_.at("eps");
     config.lr = document_.at("learning_rate");
     if (group == Group::kIndexer) config.lr *= document_.at("index_lr_factor").get<float>();
-    const bool decays = master.rank() >= 2 && group != Group::kIndexer && !name.ends_with("embed_tokens.weight");
+    const bool decays =
+        master.rank() >= 2 && group != Group::kIndexer && !name.ends_with("embed_tokens.weight");
     config.weight_decay = decays ? document_.at("weight_decay").get<float>() : 0.0f;
     config.grad_factor = clip_factor(norms.at(group), document_.at("clip"));
     const bool own_copy = copy[i].data() != master.data();
-    adamw(master, g[i], m[i], v[i], own_copy && copy[i].dtype() == DType::kBF16 ? copy[i] : Tensor(), config);
+    adamw(master, g[i], m[i], v[i],
+          own_copy && copy[i].dtype() == DType::kBF16 ? copy[i] : Tensor(), config);
     if (own_copy && copy[i].dtype() == DType::kF32) m3::copy(master, copy[i]);
   }
 }
@@ -262,11 +282,14 @@ void TrainingCase::balance_step(const TrainSums& sums) {
   for (int l = 0; l < config_.text.num_layers; ++l) {
     if (config_.text.is_moe[l] == 0) continue;
     std::vector<int64_t> counts(E);
-    for (int e = 0; e < E; ++e) counts[e] = sums.text_experts_LE[l * E + e] + sums.media_experts_LE[l * E + e];
+    for (int e = 0; e < E; ++e)
+      counts[e] = sums.text_experts_LE[l * E + e] + sums.media_experts_LE[l * E + e];
     const Tensor counts_E(counts.data(), DType::kI64, {E});
     for (ModelWeights* w : {&masters_, &weights_}) {
       moe_balance_step(counts_E, document_.at("bias_step"), w->text.layers[l].ffn.router_bias_E);
-      if (weights_.text.layers[l].ffn.router_bias_E.data() == masters_.text.layers[l].ffn.router_bias_E.data()) break;
+      if (weights_.text.layers[l].ffn.router_bias_E.data() ==
+          masters_.text.layers[l].ffn.router_bias_E.data())
+        break;
     }
   }
 }
@@ -284,8 +307,8 @@ double TrainingCase::worst_gradient(const std::string& prefix) const {
     }
     const Tensor want = tensors_.tensor(*entry);
     const double error = relative_error(elements(g).first(want.numel()), elements(want));
-    M3_CHECK(error <= tolerances_.gradient, "gradient of {}: relative error {:.2e}, allowed {:.0e}", name, error,
-             tolerances_.gradient);
+    M3_CHECK(error <= tolerances_.gradient, "gradient of {}: relative error {:.2e}, allowed {:.0e}",
+             name, error, tolerances_.gradient);
     worst = std::max(worst, error);
     ++count;
   });
@@ -308,14 +331,17 @@ std::string TrainingCase::compare_weights(const std::string& prefix) const {
   });
   M3_CHECK(total > 0, "the golden stores no weights under {}", prefix);
   const double share = static_cast<double>(close) / static_cast<double>(total);
-  M3_CHECK(share >= 0.999, "after three steps {:.3f} % of {} weights are within 2 % of the learning rate, want 99.9",
-           100 * share, total);
+  M3_CHECK(
+      share >= 0.999,
+      "after three steps {:.3f} % of {} weights are within 2 % of the learning rate, want 99.9",
+      100 * share, total);
   return fmt::format(", {:.4f} % of the weights after three steps", 100 * share);
 }
 
 std::string TrainingCase::steps(const std::string& stage) {
   options_.stage = stage == "warmup" ? TrainStage::kWarmup : TrainStage::kSparse;
-  M3_CHECK(stage == "warmup" || stage == "sparse", "stage {} is unknown, want sparse or warmup", stage);
+  M3_CHECK(stage == "warmup" || stage == "sparse", "stage {} is unknown, want sparse or warmup",
+           stage);
   double worst = 0;
   // The same sums in other ways first; the last one goes on to the step.
   for (const auto& [one_pack, recompute] :
@@ -332,8 +358,8 @@ std::string TrainingCase::steps(const std::string& stage) {
       const std::string name = kGroupNames[static_cast<int>(group)];
       if (!want.at("grad_norm").contains(name)) continue;
       const double expected = want.at("grad_norm").at(name);
-      M3_CHECK(std::abs(norm - expected) <= tolerances_.gradient * expected, "gradient norm of the {} is {:.8g}, want {:.8g}",
-               name, norm, expected);
+      M3_CHECK(std::abs(norm - expected) <= tolerances_.gradient * expected,
+               "gradient norm of the {} is {:.8g}, want {:.8g}", name, norm, expected);
     }
     if (dtype_ == DType::kF32) check_counts(want, sums);
     adamw_step(want.at("step"), norms);
@@ -355,9 +381,10 @@ std::string TrainingCase::one_step() {
     worst = std::max(worst, worst_gradient("grad."));
     for_each_parameter(config_, gradients_, [&](const std::string& name, const Tensor& g) {
       if (is_router_bias(name)) return;
-      const double want = document_.at("grad_norms").at(name), got = std::sqrt(grad_sum_of_squares(g));
-      M3_CHECK(std::abs(got - want) <= tolerances_.gradient * want, "gradient norm of {} is {:.8g}, want {:.8g}", name,
-               got, want);
+      const double want = document_.at("grad_norms").at(name),
+                   got = std::sqrt(grad_sum_of_squares(g));
+      M3_CHECK(std::abs(got - want) <= tolerances_.gradient * want,
+               "gradient norm of {} is {:.8g}, want {:.8g}", name, got, want);
     });
   }
   return fmt::format("gradients {:.1e} (limit {:.0e})", worst, tolerances_.gradient);
@@ -365,12 +392,15 @@ std::string TrainingCase::one_step() {
 
 }  // namespace
 
-bool verify_training(const std::filesystem::path& file, const ordered_json& document, Report& report) {
+bool verify_training(const std::filesystem::path& file, const ordered_json& document,
+                     Report& report) {
   if (!document.is_object() || !document.value("kind", "").starts_with("training")) return false;
   const std::filesystem::path folder = file.parent_path();
   const std::string prefix = "models/" + folder.filename().string() + "/training";
-  const auto run = [&](const std::string& name, const std::function<std::string(TrainingCase&)>& body) {
-    if (!report.options().device.is_cpu()) return report.skip(name, "training runs on the CPU so far");
+  const auto run = [&](const std::string& name,
+                       const std::function<std::string(TrainingCase&)>& body) {
+    if (!report.options().device.is_cpu())
+      return report.skip(name, "training runs on the CPU so far");
     report.run(name, [&] {
       const Checkpoint checkpoint = Checkpoint::open(folder);
       const SafetensorsFile tensors(folder / "training.safetensors");

@@ -1,5 +1,5 @@
-// CPU path, fp32: row by row, since every query has its own list. The keys of a list are gathered into panels, 128 at a
-// time; packing them costs 1 / G of multiplying them.
+// CPU path, fp32: row by row, since every query has its own list. The keys of a list are gathered
+// into panels, 128 at a time; packing them costs 1 / G of multiplying them.
 #include "ops/dsa_kl/dsa_kl.h"
 
 #include <algorithm>
@@ -23,10 +23,11 @@ constexpr float kLog2e = 1.44269504088896340736f;
 
 struct Scratch {
   float *u, *teacher, *logits;  // of the whole list: [A, budget], [budget] x 2
-  float *columns, *rows;        // panels of a tile: keys as columns (D or X deep), index keys as rows
+  float *columns, *rows;  // panels of a tile: keys as columns (D or X deep), index keys as rows
   float *q, *qx, *p, *du, *dqx;  // [G, D], [A, X], [G, keys], [A, keys], [A, Xp]
 
-  static int64_t carve(const MsaGeometry& g, int index_heads, int64_t budget, float* base, Scratch* out) {
+  static int64_t carve(const MsaGeometry& g, int index_heads, int64_t budget, float* base,
+                       Scratch* out) {
     const int64_t xp = tile_round_up(g.index_dim), list = tile_round_up(budget);
     Scratch s;
     int64_t used = 0;
@@ -51,8 +52,8 @@ struct Scratch {
 
 class ItemRun {
  public:
-  ItemRun(const DsaKlPlan& plan, const MsaBatch& batch, double weight, const DsaKlInputs& in, const DsaKlOutputs& out,
-          float* partials, float* scratch)
+  ItemRun(const DsaKlPlan& plan, const MsaBatch& batch, double weight, const DsaKlInputs& in,
+          const DsaKlOutputs& out, float* partials, float* scratch)
       : g_(plan.geometry),
         batch_(batch),
         in_(in),
@@ -66,7 +67,8 @@ class ItemRun {
         budget_(plan.budget),
         list_stride_(tile_round_up(plan.budget)),
         xp_(tile_round_up(g_.index_dim)),
-        factor_(static_cast<float>(1 / std::sqrt(static_cast<double>(plan.index_heads) * g_.index_dim))) {
+        factor_(static_cast<float>(
+            1 / std::sqrt(static_cast<double>(plan.index_heads) * g_.index_dim))) {
     Scratch::carve(g_, plan.index_heads, plan.budget, scratch, &s_);
   }
 
@@ -106,7 +108,8 @@ class ItemRun {
     if (!out_.dw_TA.defined()) return;
     for (int64_t a = 0; a < A_; ++a) {
       double sum = 0;
-      for (int64_t j = 0; j < count_; ++j) sum += std::max(0.0f, s_.u[a * list_stride_ + j]) * s_.logits[j];
+      for (int64_t j = 0; j < count_; ++j)
+        sum += std::max(0.0f, s_.u[a * list_stride_ + j]) * s_.logits[j];
       out_.dw_TA.ptr<float>()[t * A_ + a] = static_cast<float>(sum) * factor_;
     }
   }
@@ -114,14 +117,16 @@ class ItemRun {
   // body(first, n): list entries [first, first + n), n <= kTileKeys.
   template <class Body>
   void for_tiles(Body body) const {
-    for (int64_t first = 0; first < count_; first += kTileKeys) body(first, std::min(kTileKeys, count_ - first));
+    for (int64_t first = 0; first < count_; first += kTileKeys)
+      body(first, std::min(kTileKeys, count_ - first));
   }
 
   // Columns of the tile's keys, panels deep enough for `dim`.
   void pack_columns(const MsaKeys& keys, int head, int64_t dim, int64_t first, int64_t n) const {
     if (n % kTilePanel != 0) std::memset(s_.columns, 0, sizeof(float) * dim * tile_round_up(n));
     for (int64_t j = 0; j < n; ++j) {
-      tile_pack_column(keys.row(seq_, list_[first + j], head), keys.dtype(), j, dim, s_.columns, dim * kTilePanel);
+      tile_pack_column(keys.row(seq_, list_[first + j], head), keys.dtype(), j, dim, s_.columns,
+                       dim * kTilePanel);
     }
   }
 
@@ -133,7 +138,8 @@ class ItemRun {
     }
     for_tiles([&](int64_t first, int64_t n) {
       pack_columns(index_keys_, 0, X, first, n);
-      tiles_.gemm({A_, n, X, s_.qx, xp_, 1, s_.columns, X * kTilePanel, s_.u + first, list_stride_, false});
+      tiles_.gemm(
+          {A_, n, X, s_.qx, xp_, 1, s_.columns, X * kTilePanel, s_.u + first, list_stride_, false});
     });
     const float* w = in_.w_TA.ptr<float>() + t * A_;
     for (int64_t j = 0; j < count_; ++j) {
@@ -145,11 +151,13 @@ class ItemRun {
 
   void teacher(int64_t t) {
     const int64_t D = g_.head_dim, G = g_.heads_per_group;
-    const float scale = static_cast<float>(g_.logit_scale()) * kLog2e, share = 1.0f / static_cast<float>(g_.heads());
+    const float scale = static_cast<float>(g_.logit_scale()) * kLog2e,
+                share = 1.0f / static_cast<float>(g_.heads());
     std::fill_n(s_.teacher, count_, 0.0f);
     for (int r = 0; r < g_.groups; ++r) {
       const int64_t head = t * g_.heads() + r * G;
-      for (int64_t h = 0; h < G; ++h) tile_widen(row_of(in_.q_THD, head + h, D), in_.q_THD.dtype(), D, s_.q + h * D);
+      for (int64_t h = 0; h < G; ++h)
+        tile_widen(row_of(in_.q_THD, head + h, D), in_.q_THD.dtype(), D, s_.q + h * D);
       for_tiles([&](int64_t first, int64_t n) {
         pack_columns(keys_, r, D, first, n);
         tiles_.gemm({G, n, D, s_.q, D, 1, s_.columns, D * kTilePanel, s_.p, kTileKeys, false});
@@ -190,7 +198,8 @@ class ItemRun {
       }
       for (int64_t j = 0; j < n; ++j) {
         const int32_t position = list_[first + j];
-        tile_pack_row(index_keys_.row(seq_, position, 0), index_keys_.dtype(), j, X, s_.rows, n * kTilePanel);
+        tile_pack_row(index_keys_.row(seq_, position, 0), index_keys_.dtype(), j, X, s_.rows,
+                      n * kTilePanel);
         float* dkx = dkx_ + position * xp_;
         for (int64_t a = 0; a < A_; ++a) {
           const float du = s_.du[a * kTileKeys + j];
@@ -222,7 +231,8 @@ class ItemRun {
   float* dkx_ = nullptr;
 };
 
-void clear_rows(const MsaBatch& batch, std::span<const int32_t> sequences, const DsaKlOutputs& out) {
+void clear_rows(const MsaBatch& batch, std::span<const int32_t> sequences,
+                const DsaKlOutputs& out) {
   for (const int32_t n : sequences) {
     for (const Tensor* t : {&out.dqx_TAX, &out.dw_TA, &out.kl_T}) {
       if (!t->defined()) continue;
@@ -234,14 +244,15 @@ void clear_rows(const MsaBatch& batch, std::span<const int32_t> sequences, const
 
 }  // namespace
 
-DsaKlPlan dsa_kl_plan(const MsaGeometry& geometry, int index_heads, int64_t budget, const MsaBatch& batch,
-                      std::span<const uint8_t> takes_part) {
+DsaKlPlan dsa_kl_plan(const MsaGeometry& geometry, int index_heads, int64_t budget,
+                      const MsaBatch& batch, std::span<const uint8_t> takes_part) {
   geometry.check();
   batch.check(geometry.block);
   M3_CHECK(geometry.index_dim > 0 && index_heads > 0 && budget > 0,
-           "dsa_kl: index_dim {}, {} index heads, lists of {} tokens; all must be positive", geometry.index_dim,
-           index_heads, budget);
-  M3_CHECK(batch.layout == KvLayout::kPacked, "dsa_kl takes packed keys; a paged cache is for inference");
+           "dsa_kl: index_dim {}, {} index heads, lists of {} tokens; all must be positive",
+           geometry.index_dim, index_heads, budget);
+  M3_CHECK(batch.layout == KvLayout::kPacked,
+           "dsa_kl takes packed keys; a paged cache is for inference");
   M3_CHECK(takes_part.empty() || static_cast<int>(takes_part.size()) == batch.num_seqs,
            "dsa_kl: {} marks for {} sequences", takes_part.size(), batch.num_seqs);
   DsaKlPlan plan;
@@ -270,16 +281,18 @@ DsaKlPlan dsa_kl_plan(const MsaGeometry& geometry, int index_heads, int64_t budg
     }
   }
   plan.thread_floats = Scratch::carve(geometry, index_heads, budget, nullptr, nullptr);
-  plan.workspace_bytes = static_cast<int64_t>(sizeof(float)) * (partial_floats + plan.num_threads * plan.thread_floats);
+  plan.workspace_bytes = static_cast<int64_t>(sizeof(float)) *
+                         (partial_floats + plan.num_threads * plan.thread_floats);
   return plan;
 }
 
-void dsa_kl(const DsaKlPlan& plan, const MsaBatch& batch, double weight, const DsaKlInputs& in, const DsaKlOutputs& out,
-            void* workspace) {
+void dsa_kl(const DsaKlPlan& plan, const MsaBatch& batch, double weight, const DsaKlInputs& in,
+            const DsaKlOutputs& out, void* workspace) {
   const MsaGeometry& g = plan.geometry;
   const int64_t T = plan.num_queries, S = plan.num_keys, A = plan.index_heads, X = g.index_dim;
   M3_CHECK(batch.num_queries == T && (batch.num_seqs > 0 ? batch.cu_k[batch.num_seqs] : 0) == S,
-           "dsa_kl: the plan was made for {} queries and {} keys, the batch has {}", T, S, batch.num_queries);
+           "dsa_kl: the plan was made for {} queries and {} keys, the batch has {}", T, S,
+           batch.num_queries);
   msa_check_tensor("q_THD", in.q_THD, {T, g.heads(), g.head_dim}, {});
   msa_check_tensor("k_SRD", in.k_SRD, {S, g.groups, g.head_dim}, {});
   msa_check_tensor("lse_TH", in.lse_TH, {T, g.heads()}, {});
@@ -291,7 +304,8 @@ void dsa_kl(const DsaKlPlan& plan, const MsaBatch& batch, double weight, const D
   msa_check_tensor("dkx_SX", out.dkx_SX, {S, X}, {});
   if (out.dw_TA.defined()) msa_check_tensor("dw_TA", out.dw_TA, {T, A}, {});
   if (out.kl_T.defined()) msa_check_tensor("kl_T", out.kl_T, {T}, {});
-  for (const Tensor* t : {&in.q_THD, &in.qx_TAX, &out.dqx_TAX, &out.dkx_SX}) msa_check_float("dsa_kl tensor", *t);
+  for (const Tensor* t : {&in.q_THD, &in.qx_TAX, &out.dqx_TAX, &out.dkx_SX})
+    msa_check_float("dsa_kl tensor", *t);
 
   clear_rows(batch, plan.left_out, out);
   const int64_t xp = tile_round_up(X);
@@ -306,7 +320,8 @@ void dsa_kl(const DsaKlPlan& plan, const MsaBatch& batch, double weight, const D
     }
   });
   std::vector<MsaPartial> dkx;
-  for (const DsaKlItem& item : plan.items) dkx.push_back({item.seq, item.num_keys, partials + item.partial_begin});
+  for (const DsaKlItem& item : plan.items)
+    dkx.push_back({item.seq, item.num_keys, partials + item.partial_begin});
   msa_sum_partials(batch, dkx, xp, out.dkx_SX, 1, 0);
 }
 

@@ -1,17 +1,20 @@
-// dsa_kl: the loss that teaches the lightning indexer of the DSA baseline, its value and its gradients. Contract: msa.md §16.
+// dsa_kl: the loss that teaches the lightning indexer of the DSA baseline, its value and its
+// gradients. Contract: msa.md §16.
 //
-//   teacher  Pt[i,j] = mean over all H heads of exp(scale q[i,h].k[j,h/G] - LSE[i,h])     on the row's token list
-//   student  I[i,j]  = sum_a w[i,a] ReLU(u[i,a,j]) / sqrt(A X),  u = qx[i,a].kx[j];  pi = softmax_j I
-//   KL[i]    = sum_j Pt (ln Pt - ln pi)          dI = weight (pi - Pt)
-//   dqx[i,a] = sum_j dI w 1[u > 0] kx[j] / sqrt(A X)      dkx[j] = sum_i sum_a dI w 1[u > 0] qx[i,a] / sqrt(A X)
-//   dw[i,a]  = sum_j dI ReLU(u) / sqrt(A X)
+//   teacher  Pt[i,j] = mean over all H heads of exp(scale q[i,h].k[j,h/G] - LSE[i,h])     on the
+//   row's token list student  I[i,j]  = sum_a w[i,a] ReLU(u[i,a,j]) / sqrt(A X),  u =
+//   qx[i,a].kx[j];  pi = softmax_j I KL[i]    = sum_j Pt (ln Pt - ln pi)          dI = weight (pi -
+//   Pt) dqx[i,a] = sum_j dI w 1[u > 0] kx[j] / sqrt(A X)      dkx[j] = sum_i sum_a dI w 1[u > 0]
+//   qx[i,a] / sqrt(A X) dw[i,a]  = sum_j dI ReLU(u) / sqrt(A X)
 //
-//   q_THD [T, H, D], k_SRD [S, R, D], qx_TAX [T, A, X], kx_SX [S, X]  f32|bf16      lse_TH [T, H], w_TA [T, A]  fp32
-//   tokens_TK  int32 [T, budget] as dsa_select gives them      dqx_TAX, dkx_SX  f32|bf16      dw_TA, kl_T  fp32 or absent
+//   q_THD [T, H, D], k_SRD [S, R, D], qx_TAX [T, A, X], kx_SX [S, X]  f32|bf16      lse_TH [T, H],
+//   w_TA [T, A]  fp32 tokens_TK  int32 [T, budget] as dsa_select gives them      dqx_TAX, dkx_SX
+//   f32|bf16      dw_TA, kl_T  fp32 or absent
 //
-// weight = lambda / T_global. Teacher and lists are constants. Packed batches only. Sequences may be left out: their rows
-// of dqx, dw and kl are 0 and their keys get nothing. Every element of the outputs is written. Deterministic, whatever
-// the number of threads; the run allocates only lists of pieces.
+// weight = lambda / T_global. Teacher and lists are constants. Packed batches only. Sequences may
+// be left out: their rows of dqx, dw and kl are 0 and their keys get nothing. Every element of the
+// outputs is written. Deterministic, whatever the number of threads; the run allocates only lists
+// of pieces.
 #pragma once
 #include <span>
 #include <vector>
@@ -27,7 +30,8 @@ struct DsaKlOutputs {
   Tensor dqx_TAX, dkx_SX, dw_TA, kl_T;
 };
 
-// Query rows [q_begin, q_end) of a sequence; its sum for dkx lies at partial_begin (floats, [num_keys, Xp]).
+// Query rows [q_begin, q_end) of a sequence; its sum for dkx lies at partial_begin (floats,
+// [num_keys, Xp]).
 struct DsaKlItem {
   int32_t seq, q_begin, q_end;
   int64_t num_keys;
@@ -46,14 +50,14 @@ struct DsaKlPlan {
   std::vector<int32_t> left_out;
 };
 
-DsaKlPlan dsa_kl_plan(const MsaGeometry& geometry, int index_heads, int64_t budget, const MsaBatch& batch,
-                      std::span<const uint8_t> takes_part = {});
+DsaKlPlan dsa_kl_plan(const MsaGeometry& geometry, int index_heads, int64_t budget,
+                      const MsaBatch& batch, std::span<const uint8_t> takes_part = {});
 
 void dsa_kl(const DsaKlPlan& plan, const MsaBatch& batch, double weight, const DsaKlInputs& in,
             const DsaKlOutputs& out, void* workspace);
 
 // The definition of right: plain loops in fp64. Allocates.
-void dsa_kl_ref(const MsaGeometry& geometry, const MsaBatch& batch, double weight, const DsaKlInputs& in,
-                const DsaKlOutputs& out);
+void dsa_kl_ref(const MsaGeometry& geometry, const MsaBatch& batch, double weight,
+                const DsaKlInputs& in, const DsaKlOutputs& out);
 
 }  // namespace m3

@@ -10,7 +10,8 @@ namespace {
 
 double dot(const Tensor& a, int64_t row_a, const Tensor& b, int64_t row_b, int64_t dim) {
   double sum = 0;
-  for (int64_t c = 0; c < dim; ++c) sum += value_at(a, row_a * dim + c) * value_at(b, row_b * dim + c);
+  for (int64_t c = 0; c < dim; ++c)
+    sum += value_at(a, row_a * dim + c) * value_at(b, row_b * dim + c);
   return sum;
 }
 
@@ -18,7 +19,8 @@ double dot(const Tensor& a, int64_t row_a, const Tensor& b, int64_t row_b, int64
 
 void dsa_kl_ref(const MsaGeometry& g, const MsaBatch& batch, double weight, const DsaKlInputs& in,
                 const DsaKlOutputs& out) {
-  const int64_t A = in.qx_TAX.dim(1), X = g.index_dim, D = g.head_dim, H = g.heads(), budget = in.tokens_TK.dim(1);
+  const int64_t A = in.qx_TAX.dim(1), X = g.index_dim, D = g.head_dim, H = g.heads(),
+                budget = in.tokens_TK.dim(1);
   const double factor = 1 / std::sqrt(static_cast<double>(A * X));
   std::vector<double> dqx(out.dqx_TAX.numel()), dkx(out.dkx_SX.numel()), dw(in.w_TA.numel());
   for (int n = 0; n < batch.num_seqs; ++n) {
@@ -32,11 +34,13 @@ void dsa_kl_ref(const MsaGeometry& g, const MsaBatch& batch, double weight, cons
       for (int64_t key : keys) {
         double mean = 0, score = 0;
         for (int64_t h = 0; h < H; ++h) {
-          const double a = g.logit_scale() * dot(in.q_THD, t * H + h, in.k_SRD, key * g.groups + h / g.heads_per_group, D);
+          const double a = g.logit_scale() * dot(in.q_THD, t * H + h, in.k_SRD,
+                                                 key * g.groups + h / g.heads_per_group, D);
           mean += std::exp(a - value_at(in.lse_TH, t * H + h)) / H;
         }
         for (int64_t a = 0; a < A; ++a) {
-          score += value_at(in.w_TA, t * A + a) * std::max(0.0, dot(in.qx_TAX, t * A + a, in.kx_SX, key, X)) * factor;
+          score += value_at(in.w_TA, t * A + a) *
+                   std::max(0.0, dot(in.qx_TAX, t * A + a, in.kx_SX, key, X)) * factor;
         }
         teacher.push_back(mean);
         logits.push_back(score);

@@ -1,4 +1,5 @@
-// That the reference is the gradient of the KL shows in model/gradient_test.cpp (stage dsa), by finite differences in fp64.
+// That the reference is the gradient of the KL shows in model/gradient_test.cpp (stage dsa), by
+// finite differences in fp64.
 #include "ops/dsa_kl/dsa_kl.h"
 
 #include "base/threads.h"
@@ -13,9 +14,11 @@ using testing::close;
 using testing::Host;
 using testing::random;
 
-// 3 groups of 2 heads, 5 index heads, lists of 37 tokens: documents below and above the budget, more than one piece.
+// 3 groups of 2 heads, 5 index heads, lists of 37 tokens: documents below and above the budget,
+// more than one piece.
 struct Fixture {
-  MsaGeometry geometry{.groups = 3, .heads_per_group = 2, .head_dim = 20, .index_dim = 24, .block = 16, .topk = 3};
+  MsaGeometry geometry{
+      .groups = 3, .heads_per_group = 2, .head_dim = 20, .index_dim = 24, .block = 16, .topk = 3};
   std::vector<int32_t> cu = {0, 1, 41, 41, 341};
   const int64_t T = 341, A = 5, budget = 37;
   MsaBatch batch{.num_seqs = 4, .num_queries = T, .cu_q = cu.data(), .cu_k = cu.data()};
@@ -35,7 +38,8 @@ struct Fixture {
     Host dqx, dkx, dw, kl;
   };
   Outputs outputs(DType type = DType::kF32) const {
-    return {random(type, {T, A, 24}, 9), random(type, {T, 24}, 9), random(type, {T, A}, 9), random(type, {T}, 9)};
+    return {random(type, {T, A, 24}, 9), random(type, {T, 24}, 9), random(type, {T, A}, 9),
+            random(type, {T}, 9)};
   }
   Outputs fast(std::span<const uint8_t> takes_part = {}) const {
     Outputs out = outputs();
@@ -55,7 +59,8 @@ TEST(DsaKl, equals_the_reference) {
       dsa_kl_ref(f.geometry, f.batch, 0.01, {f.q, f.k, f.lse, f.qx, f.kx, f.w, f.tokens},
                  {want.dqx, want.dkx, want.dw, want.kl});
       // Whole tensors: rows of one token have no gradient but that of rounding.
-      EXPECT_TRUE(close((*got.dqx).reshape({f.T * f.A * 24}), (*want.dqx).reshape({f.T * f.A * 24}), 2e-6));
+      EXPECT_TRUE(
+          close((*got.dqx).reshape({f.T * f.A * 24}), (*want.dqx).reshape({f.T * f.A * 24}), 2e-6));
       EXPECT_TRUE(close((*got.dkx).reshape({f.T * 24}), (*want.dkx).reshape({f.T * 24}), 2e-6));
       EXPECT_TRUE(close((*got.dw).reshape({f.T * f.A}), (*want.dw).reshape({f.T * f.A}), 2e-6));
       EXPECT_TRUE(close(got.kl, want.kl, 2e-6));
@@ -77,7 +82,8 @@ TEST(DsaKl, threads_change_no_bit_and_sequences_may_be_left_out) {
   for (int64_t i = 0; i < f.T * 24; ++i) {
     ASSERT_EQ(part.dkx.at(i), i / 24 >= 1 && i / 24 < 41 ? 0 : first.dkx.at(i)) << i;
   }
-  for (int64_t t = 0; t < f.T; ++t) ASSERT_EQ(part.kl.at(t), t >= 1 && t < 41 ? 0 : first.kl.at(t)) << t;
+  for (int64_t t = 0; t < f.T; ++t)
+    ASSERT_EQ(part.kl.at(t), t >= 1 && t < 41 ? 0 : first.kl.at(t)) << t;
 }
 
 }  // namespace

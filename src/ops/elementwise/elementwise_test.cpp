@@ -38,5 +38,16 @@ TEST(Elementwise, cast_rounds_to_nearest_even_and_keeps_nan) {
   EXPECT_TRUE(std::isnan(back.at(3)));
 }
 
+TEST(Elementwise, fill_zero_writes_every_byte_of_any_type) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kI32, DType::kU8}) {
+    for (const int64_t n : {0, 1, 33, 70000}) {
+      const Host y(type, {n});
+      std::memset(y->data(), 0xff, y->bytes());
+      fill_zero(y);
+      for (int64_t i = 0; i < n; ++i) ASSERT_EQ(y.at(i), 0) << dtype_name(type) << " " << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace m3

@@ -250,6 +250,26 @@ TEST(IndexKlReference, a_row_with_one_visible_token_has_no_loss_and_no_gradient)
   for (int64_t i = 0; i < 16; ++i) EXPECT_NEAR(out.dki_SX.ptr<float>()[i], 0, 1e-6);
 }
 
+TEST(IndexKlPlan, sequences_left_out_get_zeros_and_change_nothing_else) {
+  Fixture f({"three", geometry(2, 2, 16, 16, 16, 3), {0, 20, 50, 110}, {0, 20, 50, 110}, {}, AttendSupport::blocks()}, 5);
+  const IndexKlOutputs all = f.fast(), part = f.outputs();
+  const uint8_t takes_part[] = {1, 0, 1};
+  const auto plan = index_kl_plan(f.test.geometry, f.batch, f.test.support, takes_part);
+  index_kl(plan, f.batch, f.weight(), f.in, part, f.arena.alloc_bytes("workspace", plan.workspace_bytes));
+  const auto left_out = [](int64_t token) { return 20 <= token && token < 50; };
+  for (int64_t i = 0; i < part.dqi_TRX.numel(); ++i) {
+    ASSERT_EQ(part.dqi_TRX.ptr<float>()[i], left_out(i / 32) ? 0 : all.dqi_TRX.ptr<float>()[i]) << i;
+  }
+  for (int64_t i = 0; i < part.dki_SX.numel(); ++i) {
+    ASSERT_EQ(part.dki_SX.ptr<float>()[i], left_out(i / 16) ? 0 : all.dki_SX.ptr<float>()[i]) << i;
+  }
+  for (int64_t i = 0; i < part.kl_RT.numel(); ++i) {
+    ASSERT_EQ(part.kl_RT.ptr<float>()[i], left_out(i % 110) ? 0 : all.kl_RT.ptr<float>()[i]) << i;
+    const float lse_x = part.lse_x_RT.ptr<float>()[i];
+    ASSERT_EQ(lse_x, left_out(i % 110) ? -INFINITY : all.lse_x_RT.ptr<float>()[i]) << i;
+  }
+}
+
 TEST(IndexKlPlan, a_window_is_refused_by_name) {
   Fixture f({"one", geometry(1, 2, 16, 16, 16, 1), {0, 1}, {0, 1}, {}, AttendSupport::full()}, 3);
   EXPECT_THROW(index_kl_plan(f.test.geometry, f.batch, AttendSupport::sliding(8, 0)), Error);
