@@ -1,9 +1,10 @@
 // Decode step of one layer on one GPU: index scores, choice of blocks, attention. Cold cache: every
-// step reads another layer's cache, and at least 256 MB lie between two uses of a layer. All steps of a
-// round are one CUDA graph; time = graph time / steps; median, p10 and p90 over the rounds.
+// step reads another layer's cache, and at least 256 MB lie between two uses of a layer. All steps
+// of a round are one CUDA graph; time = graph time / steps; median, p10 and p90 over the rounds.
 // Prints one JSON line per case and variant.
 //   msa_decode [--rounds 20] [--only 1x131072,64x131072x8] [--sweep] [--full] [--int8]
-//   --only: batch x context [x query tokens]; --sweep: also other tunings and the two kernels alone;
+//   --only: batch x context [x query tokens]; --sweep: also other tunings and the two kernels
+//   alone;
 //   --full: attention over all keys instead; --int8: also 8-bit index keys with rescoring
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -25,7 +26,8 @@
 namespace m3 {
 namespace {
 
-constexpr double kIndexBytesPerToken = 256, kAttendBytesPerRow = 4.0 * 16 * 65536, kPeakBytes = 4.5e12;
+constexpr double kIndexBytesPerToken = 256, kAttendBytesPerRow = 4.0 * 16 * 65536,
+                 kPeakBytes = 4.5e12;
 
 // Unit normals by Box-Muller over a hash of the position.
 __global__ void fill_normal(__nv_bfloat16* out, int64_t n, uint64_t seed) {
@@ -38,7 +40,8 @@ __global__ void fill_normal(__nv_bfloat16* out, int64_t n, uint64_t seed) {
     const float u = (static_cast<float>(x >> 40) + 0.5f) * 0x1p-24f;
     const float angle = static_cast<float>(x & 0xffffff) * 0x1p-24f * 6.2831853f;
     const float radius = sqrtf(-2.0f * __logf(u));
-    reinterpret_cast<__nv_bfloat162*>(out)[i] = __floats2bfloat162_rn(radius * __cosf(angle), radius * __sinf(angle));
+    reinterpret_cast<__nv_bfloat162*>(out)[i] =
+        __floats2bfloat162_rn(radius * __cosf(angle), radius * __sinf(angle));
   }
 }
 
@@ -47,7 +50,8 @@ struct Layer {
   __nv_bfloat16 *x = nullptr, *k = nullptr, *v = nullptr, *q = nullptr, *qi = nullptr, *o = nullptr;
 };
 
-template <typename T> T* allocate(int64_t count) {
+template <typename T>
+T* allocate(int64_t count) {
   void* data = nullptr;
   M3_CUDA_CHECK(cudaMalloc(&data, std::max<int64_t>(16, count * sizeof(T))));
   return static_cast<T*>(data);
@@ -68,10 +72,12 @@ class Workload {
   Workload(const Case& c, bool full, bool int8) : case_(c), geometry_(msa_geometry_m3()) {
     blocks_ = (c.context + 127) / 128;
     pages_ = int64_t{c.batch} * blocks_;
-    const double touched = full ? c.batch * double(c.context) * 2048
-                                : c.batch * (double(c.context) * kIndexBytesPerToken + kAttendBytesPerRow);
+    const double touched =
+        full ? c.batch * double(c.context) * 2048
+             : c.batch * (double(c.context) * kIndexBytesPerToken + kAttendBytesPerRow);
     const double held = double(pages_) * (32768 + 2 * 131072);
-    num_layers_ = static_cast<int>(std::clamp(std::ceil(256e6 / touched), 1.0, std::max(1.0, std::floor(100e9 / held))));
+    num_layers_ = static_cast<int>(
+        std::clamp(std::ceil(256e6 / touched), 1.0, std::max(1.0, std::floor(100e9 / held))));
     rows_ = int64_t{c.batch} * c.queries;
     for (int i = 0; i < num_layers_; ++i) {
       Layer layer;
@@ -82,8 +88,8 @@ class Workload {
       layer.qi = random_values(rows_ * 4 * 128, 100 * i + 5);
       layer.o = allocate<__nv_bfloat16>(rows_ * 64 * 128);
       if (int8) {
-        layer.keys8 = {allocate<int8_t>(pages_ * 128 * 128), allocate<float>(pages_), allocate<float>(pages_),
-                       allocate<float>(pages_)};
+        layer.keys8 = {allocate<int8_t>(pages_ * 128 * 128), allocate<float>(pages_),
+                       allocate<float>(pages_), allocate<float>(pages_)};
         index_keys8_convert(layer.x, 0, pages_, layer.keys8, {});
       }
       layers_.push_back(layer);
@@ -105,20 +111,29 @@ class Workload {
   ~Workload() {
     for (Layer& l : layers_) {
       for (void* p : {(void*)l.x, (void*)l.k, (void*)l.v, (void*)l.q, (void*)l.qi, (void*)l.o,
-                      (void*)l.keys8.codes_PBX, (void*)l.keys8.scale_P, (void*)l.keys8.error_P, (void*)l.keys8.norm_P}) {
+                      (void*)l.keys8.codes_PBX, (void*)l.keys8.scale_P, (void*)l.keys8.error_P,
+                      (void*)l.keys8.norm_P}) {
         cudaFree(p);
       }
     }
-    for (void* p : {(void*)cu_q_, (void*)seq_lens_, (void*)page_table_, (void*)scores_, (void*)ids_, (void*)lse_,
-                    (void*)partial_, (void*)uncertified_}) {
+    for (void* p : {(void*)cu_q_, (void*)seq_lens_, (void*)page_table_, (void*)scores_, (void*)ids_,
+                    (void*)lse_, (void*)partial_, (void*)uncertified_}) {
       cudaFree(p);
     }
   }
 
   IndexDecodeParams scan(int layer) const {
-    return {.qi_TRX = layers_[layer].qi, .x_PBX = layers_[layer].x, .cu_q = cu_q_, .seq_lens = seq_lens_,
-            .page_table = page_table_, .page_stride = blocks_, .num_seqs = case_.batch, .groups = 4, .topk = 16,
-            .scores_TRM = scores_, .score_stride = stride_};
+    return {.qi_TRX = layers_[layer].qi,
+            .x_PBX = layers_[layer].x,
+            .cu_q = cu_q_,
+            .seq_lens = seq_lens_,
+            .page_table = page_table_,
+            .page_stride = blocks_,
+            .num_seqs = case_.batch,
+            .groups = 4,
+            .topk = 16,
+            .scores_TRM = scores_,
+            .score_stride = stride_};
   }
   void index(int layer, const IndexDecodeTuning& tuning, Stream stream) {
     index_decode_scores(scan(layer), case_.queries, tuning, stream);
@@ -130,13 +145,20 @@ class Workload {
   }
   // exact: certificates, and the second scan of sequences without one.
   void rescore(int layer, int candidates, Stream stream, bool exact = false) {
-    if (exact) M3_CUDA_CHECK(cudaMemsetAsync(uncertified_, 0, case_.batch * 4, static_cast<cudaStream_t>(stream.handle)));
-    const IndexRescoreParams params = {.scan = scan(layer), .keys = layers_[layer].keys8, .candidates = candidates,
-                                       .num_queries = rows_, .ids_RTK = ids_, .uncertified_N = exact ? uncertified_ : nullptr};
+    if (exact)
+      M3_CUDA_CHECK(cudaMemsetAsync(uncertified_, 0, case_.batch * 4,
+                                    static_cast<cudaStream_t>(stream.handle)));
+    const IndexRescoreParams params = {.scan = scan(layer),
+                                       .keys = layers_[layer].keys8,
+                                       .candidates = candidates,
+                                       .num_queries = rows_,
+                                       .ids_RTK = ids_,
+                                       .uncertified_N = exact ? uncertified_ : nullptr};
     index_decode_rescore(params, blocks_, !exact, stream);
     if (exact) index_decode_exact(params, case_.queries, blocks_, stream);
   }
-  // How the 8-bit choices of layer 0 compare with the bf16 one: share of equal ids, share of certified rows.
+  // How the 8-bit choices of layer 0 compare with the bf16 one: share of equal ids, share of
+  // certified rows.
   void report_agreement() {
     const auto ids = [&](const std::function<void()>& select) {
       select();
@@ -149,39 +171,64 @@ class Workload {
     const auto share = [&](const std::vector<int32_t>& got) {
       int64_t found = 0;
       for (size_t row = 0; row < got.size(); row += 16) {
-        for (int i = 0; i < 16; ++i) found += std::count(want.begin() + row, want.begin() + row + 16, got[row + i]) > 0;
+        for (int i = 0; i < 16; ++i)
+          found += std::count(want.begin() + row, want.begin() + row + 16, got[row + i]) > 0;
       }
       return static_cast<double>(found) / static_cast<double>(got.size());
     };
     const double approx = share(ids([&] { index8(0, {.stages = 6}, {}), choose({}); }));
     std::string lines;
     for (const int candidates : {24, 32, 64}) {
-      const double rescored = share(ids([&] { index8(0, {.stages = 6}, {}), rescore(0, candidates, {}); }));
-      const double exact = share(ids([&] { index8(0, {.stages = 6}, {}), rescore(0, candidates, {}, true); }));
+      const double rescored =
+          share(ids([&] { index8(0, {.stages = 6}, {}), rescore(0, candidates, {}); }));
+      const double exact =
+          share(ids([&] { index8(0, {.stages = 6}, {}), rescore(0, candidates, {}, true); }));
       std::vector<int32_t> flags(case_.batch);
-      M3_CUDA_CHECK(cudaMemcpy(flags.data(), uncertified_, flags.size() * 4, cudaMemcpyDeviceToHost));
+      M3_CUDA_CHECK(
+          cudaMemcpy(flags.data(), uncertified_, flags.size() * 4, cudaMemcpyDeviceToHost));
       const int uncertified = std::accumulate(flags.begin(), flags.end(), 0);
-      lines += fmt::format(", \"rescore {} agrees\": {:.6f}, \"exact {} agrees\": {:.6f}, \"uncertified rows {}\": {}", candidates,
-                           rescored, candidates, exact, candidates, uncertified);
+      lines += fmt::format(
+          ", \"rescore {} agrees\": {:.6f}, \"exact {} agrees\": {:.6f}, \"uncertified rows {}\": "
+          "{}",
+          candidates, rescored, candidates, exact, candidates, uncertified);
     }
-    std::printf("{\"case\": \"%s\", \"rows\": %lld, \"approx agrees\": %.6f%s}\n", case_.name().c_str(),
-                static_cast<long long>(rows_ * 4), approx, lines.c_str());
+    std::printf("{\"case\": \"%s\", \"rows\": %lld, \"approx agrees\": %.6f%s}\n",
+                case_.name().c_str(), static_cast<long long>(rows_ * 4), approx, lines.c_str());
     std::fflush(stdout);
   }
   void choose(Stream stream) {
-    index_decode_choose({.scores_TRM = scores_, .score_stride = stride_, .cu_q = cu_q_, .seq_lens = seq_lens_,
-                         .num_seqs = case_.batch, .groups = 4, .topk = 16, .num_queries = rows_, .ids_RTK = ids_},
+    index_decode_choose({.scores_TRM = scores_,
+                         .score_stride = stride_,
+                         .cu_q = cu_q_,
+                         .seq_lens = seq_lens_,
+                         .num_seqs = case_.batch,
+                         .groups = 4,
+                         .topk = 16,
+                         .num_queries = rows_,
+                         .ids_RTK = ids_},
                         blocks_, true, stream);
   }
   // own_choice: from the scores, where one query token allows it; else from the ids.
-  void attend(int layer, bool full, const AttendDecodeTuning& tuning, Stream stream, bool own_choice = true) {
-    AttendDecodeParams p = {.q_THD = layers_[layer].q, .k_PRBD = layers_[layer].k, .v_PRBD = layers_[layer].v,
-                            .num_pages = pages_, .o_THD = layers_[layer].o, .lse_TH = lse_, .cu_q = cu_q_,
-                            .seq_lens = seq_lens_, .page_table = page_table_, .page_stride = blocks_,
-                            .num_seqs = case_.batch, .groups = 4, .heads_per_group = 16, .topk = 16,
-                            .num_queries = rows_,
-                            .scale_log2 = static_cast<float>(geometry_.logit_scale() * 1.4426950408889634),
-                            .partial = reinterpret_cast<float*>(partial_)};
+  void attend(int layer, bool full, const AttendDecodeTuning& tuning, Stream stream,
+              bool own_choice = true) {
+    AttendDecodeParams p = {
+        .q_THD = layers_[layer].q,
+        .k_PRBD = layers_[layer].k,
+        .v_PRBD = layers_[layer].v,
+        .num_pages = pages_,
+        .o_THD = layers_[layer].o,
+        .lse_TH = lse_,
+        .cu_q = cu_q_,
+        .seq_lens = seq_lens_,
+        .page_table = page_table_,
+        .page_stride = blocks_,
+        .num_seqs = case_.batch,
+        .groups = 4,
+        .heads_per_group = 16,
+        .topk = 16,
+        .num_queries = rows_,
+        .scale_log2 = static_cast<float>(geometry_.logit_scale() * 1.4426950408889634),
+        .partial = reinterpret_cast<float*>(partial_)};
     if (!full) {
       p.ids_RTK = ids_;
       if (case_.queries == 1 && own_choice) p.scores_TRM = scores_, p.score_stride = stride_;
@@ -190,7 +237,8 @@ class Workload {
   }
 
   // Steps of one graph; each uses the next layer.
-  void measure(const char* variant, int rounds, double bytes, const std::function<void(int, Stream)>& step) {
+  void measure(const char* variant, int rounds, double bytes,
+               const std::function<void(int, Stream)>& step) {
     const int steps = std::max(20, num_layers_);
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -214,12 +262,15 @@ class Workload {
       if (round >= 0) us.push_back(ms * 1000 / static_cast<float>(steps));
     }
     std::sort(us.begin(), us.end());
-    const auto at = [&](double share) { return us[static_cast<size_t>(share * static_cast<double>(us.size() - 1))]; };
-    std::printf("{\"case\": \"%s\", \"batch\": %d, \"context\": %d, \"queries\": %d, \"variant\": \"%s\", "
-                "\"median_us\": %.3f, \"p10_us\": %.3f, \"p90_us\": %.3f, \"steps\": %d, \"layers\": %d, "
-                "\"bytes\": %.0f, \"share_of_4.5TB/s\": %.3f}\n",
-                case_.name().c_str(), case_.batch, case_.context, case_.queries, variant, at(0.5), at(0.1), at(0.9),
-                steps, num_layers_, bytes, bytes / kPeakBytes * 1e6 / at(0.5));
+    const auto at = [&](double share) {
+      return us[static_cast<size_t>(share * static_cast<double>(us.size() - 1))];
+    };
+    std::printf(
+        "{\"case\": \"%s\", \"batch\": %d, \"context\": %d, \"queries\": %d, \"variant\": \"%s\", "
+        "\"median_us\": %.3f, \"p10_us\": %.3f, \"p90_us\": %.3f, \"steps\": %d, \"layers\": %d, "
+        "\"bytes\": %.0f, \"share_of_4.5TB/s\": %.3f}\n",
+        case_.name().c_str(), case_.batch, case_.context, case_.queries, variant, at(0.5), at(0.1),
+        at(0.9), steps, num_layers_, bytes, bytes / kPeakBytes * 1e6 / at(0.5));
     std::fflush(stdout);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
@@ -228,8 +279,12 @@ class Workload {
     cudaStreamDestroy(stream);
   }
 
-  double index_bytes() const { return blocks_ > 16 ? case_.batch * double(blocks_ - 1) * 32768 : 0; }
-  double attend_bytes() const { return case_.batch * 4.0 * double(std::min<int64_t>(16, blocks_)) * 65536; }
+  double index_bytes() const {
+    return blocks_ > 16 ? case_.batch * double(blocks_ - 1) * 32768 : 0;
+  }
+  double attend_bytes() const {
+    return case_.batch * 4.0 * double(std::min<int64_t>(16, blocks_)) * 65536;
+  }
   double full_bytes() const { return case_.batch * double(case_.context) * 2048; }
 
  private:
@@ -243,7 +298,8 @@ class Workload {
   int64_t blocks_ = 0, pages_ = 0, rows_ = 0, stride_ = 0;
   int num_layers_ = 1;
   std::vector<Layer> layers_;
-  int32_t *cu_q_ = nullptr, *seq_lens_ = nullptr, *page_table_ = nullptr, *ids_ = nullptr, *uncertified_ = nullptr;
+  int32_t *cu_q_ = nullptr, *seq_lens_ = nullptr, *page_table_ = nullptr, *ids_ = nullptr,
+          *uncertified_ = nullptr;
   float *scores_ = nullptr, *lse_ = nullptr;
   uint8_t* partial_ = nullptr;
 };
@@ -279,19 +335,20 @@ void run_case(const Case& c, int rounds, bool sweep, bool full, bool int8) {
   if (int8) {
     const double bytes8 = w.index_bytes() / 2 + w.attend_bytes();
     for (const bool dependent : {false, true}) {
-      w.measure(fmt::format("int8 rescore 32{}", dependent ? " dependent steps" : "").c_str(), rounds, bytes8,
-                [&](int layer, Stream s) {
+      w.measure(fmt::format("int8 rescore 32{}", dependent ? " dependent steps" : "").c_str(),
+                rounds, bytes8, [&](int layer, Stream s) {
                   w.index8(layer, {.stages = 6, .dependent = dependent}, s);
                   w.rescore(layer, 32, s);
                   w.attend(layer, false, best, s, false);
                 });
     }
     for (const int candidates : {32, 64}) {
-      w.measure(fmt::format("int8 exact {}", candidates).c_str(), rounds, bytes8, [&](int layer, Stream s) {
-        w.index8(layer, {.stages = 6}, s);
-        w.rescore(layer, candidates, s, true);
-        w.attend(layer, false, best, s, false);
-      });
+      w.measure(fmt::format("int8 exact {}", candidates).c_str(), rounds, bytes8,
+                [&](int layer, Stream s) {
+                  w.index8(layer, {.stages = 6}, s);
+                  w.rescore(layer, candidates, s, true);
+                  w.attend(layer, false, best, s, false);
+                });
     }
     w.report_agreement();
     w.measure("int8 approx", rounds, bytes8, [&](int layer, Stream s) {
@@ -311,7 +368,8 @@ void run_case(const Case& c, int rounds, bool sweep, bool full, bool int8) {
     AttendDecodeTuning t = best;
     t.cluster = cluster;
     w.measure(fmt::format("c{}", cluster).c_str(), rounds, bytes, whole({}, t));
-    w.measure(fmt::format("c{} dependent steps", cluster).c_str(), rounds, bytes, whole({.dependent = true}, t));
+    w.measure(fmt::format("c{} dependent steps", cluster).c_str(), rounds, bytes,
+              whole({.dependent = true}, t));
   }
   w.measure("attend only", rounds, w.attend_bytes(), [&](int layer, Stream s) {
     AttendDecodeTuning alone = best;
@@ -338,16 +396,18 @@ int main(int argc, char** argv) {
     if (arg == "--full") full = true;
     if (arg == "--int8") int8 = true;
     if (arg == "--only" && i + 1 < argc) {
-      for (char* token = std::strtok(argv[++i], ","); token != nullptr; token = std::strtok(nullptr, ",")) {
+      for (char* token = std::strtok(argv[++i], ","); token != nullptr;
+           token = std::strtok(nullptr, ",")) {
         Case c;
-        if (std::sscanf(token, "%dx%dx%d", &c.batch, &c.context, &c.queries) >= 2) cases.push_back(c);
+        if (std::sscanf(token, "%dx%dx%d", &c.batch, &c.context, &c.queries) >= 2)
+          cases.push_back(c);
       }
     }
   }
   const int k = 1024;
   if (cases.empty()) {
-    cases = {{1, 8 * k}, {1, 32 * k}, {1, 128 * k}, {1, 1024 * k}, {8, 32 * k}, {8, 128 * k}, {8, 1024 * k},
-             {32, 128 * k}, {64, 128 * k}, {128, 32 * k}};
+    cases = {{1, 8 * k},   {1, 32 * k},   {1, 128 * k},  {1, 1024 * k}, {8, 32 * k},
+             {8, 128 * k}, {8, 1024 * k}, {32, 128 * k}, {64, 128 * k}, {128, 32 * k}};
   }
   try {
     cudaDeviceProp prop;

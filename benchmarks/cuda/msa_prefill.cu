@@ -1,10 +1,10 @@
-// Prefill of one layer on one GPU, the whole operator from raw Q, K, V, index Q, index K to O and LSE:
-// scores, selection, planning, attention, merge; also the stages alone and the dense operator.
-// Cold cache: calls rotate over input sets that are at least 256 MB apart. One call = one CUDA graph;
-// median, p10 and p90 over the rounds. Index queries are AR(1) along the sequence with the given rho
-// (0: independent). Prints one JSON line per case and stage (hopper.md §9).
-//   msa_prefill [--rounds 20] [--rho 0.99] [--only 32768,300+131072,dense:8192] [--paths tile,hybrid,t2]
-//   a case is new tokens[+cached tokens], several sequences joined by '/'
+// Prefill of one layer on one GPU, the whole operator from raw Q, K, V, index Q, index K to O and
+// LSE: scores, selection, planning, attention, merge; also the stages alone and the dense operator.
+// Cold cache: calls rotate over input sets that are at least 256 MB apart. One call = one CUDA
+// graph; median, p10 and p90 over the rounds. Index queries are AR(1) along the sequence with the
+// given rho (0: independent). Prints one JSON line per case and stage (hopper.md §9).
+//   msa_prefill [--rounds 20] [--rho 0.99] [--only 32768,300+131072,dense:8192] [--paths
+//   tile,hybrid,t2] a case is new tokens[+cached tokens], several sequences joined by '/'
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -35,7 +35,8 @@ __device__ float normal_at(uint64_t i, uint64_t seed) {
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
   x ^= x >> 31;
   const float u = (static_cast<float>(x >> 40) + 0.5f) * 0x1p-24f;
-  return sqrtf(-2.0f * __logf(u)) * __cosf(static_cast<float>(x & 0xffffff) * 0x1p-24f * 6.2831853f);
+  return sqrtf(-2.0f * __logf(u)) *
+         __cosf(static_cast<float>(x & 0xffffff) * 0x1p-24f * 6.2831853f);
 }
 
 __global__ void fill_normal(__nv_bfloat16* out, int64_t n, uint64_t seed) {
@@ -46,7 +47,8 @@ __global__ void fill_normal(__nv_bfloat16* out, int64_t n, uint64_t seed) {
 }
 
 // A thread per channel walks along the tokens: x[t] = rho x[t-1] + sqrt(1 - rho^2) noise.
-__global__ void fill_correlated(__nv_bfloat16* out, int64_t tokens, int channels, float rho, uint64_t seed) {
+__global__ void fill_correlated(__nv_bfloat16* out, int64_t tokens, int channels, float rho,
+                                uint64_t seed) {
   const int c = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (c >= channels) return;
   const float fresh = sqrtf(1 - rho * rho);
@@ -79,12 +81,14 @@ Case parse_case(std::string text) {
   return c;
 }
 
-template <typename T> T* allocate(int64_t count) {
+template <typename T>
+T* allocate(int64_t count) {
   void* data = nullptr;
   M3_CUDA_CHECK(cudaMalloc(&data, std::max<int64_t>(256, count * static_cast<int64_t>(sizeof(T)))));
   return static_cast<T*>(data);
 }
-template <typename T> T* upload(const std::vector<T>& values) {
+template <typename T>
+T* upload(const std::vector<T>& values) {
   T* data = allocate<T>(static_cast<int64_t>(values.size()));
   M3_CUDA_CHECK(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
   return data;
@@ -123,7 +127,8 @@ class Workload {
     batch_.page_table = upload(table);
     batch_.max_pages = max_pages_;
 
-    const double bytes = double(rows_) * 2 * (2 * kHeads + kGroups) * kDim + double(pages_) * kBlock * 2 * (2 * kGroups + 1) * kDim;
+    const double bytes = double(rows_) * 2 * (2 * kHeads + kGroups) * kDim +
+                         double(pages_) * kBlock * 2 * (2 * kGroups + 1) * kDim;
     const int sets = static_cast<int>(std::clamp(std::ceil(512e6 / bytes), 1.0, 8.0));
     for (int i = 0; i < sets; ++i) {
       InputSet s;
@@ -145,29 +150,46 @@ class Workload {
   }
   ~Workload() {
     for (InputSet& s : sets_) {
-      for (void* p : {(void*)s.q, (void*)s.k, (void*)s.v, (void*)s.qi, (void*)s.x, (void*)s.o}) cudaFree(p);
+      for (void* p : {(void*)s.q, (void*)s.k, (void*)s.v, (void*)s.qi, (void*)s.x, (void*)s.o})
+        cudaFree(p);
     }
-    for (void* p : {(void*)batch_.cu_q, (void*)batch_.seq_lens, (void*)batch_.page_table, (void*)ids_, (void*)lse_,
-                    (void*)workspace_}) {
+    for (void* p : {(void*)batch_.cu_q, (void*)batch_.seq_lens, (void*)batch_.page_table,
+                    (void*)ids_, (void*)lse_, (void*)workspace_}) {
       cudaFree(p);
     }
   }
   Workload(const Workload&) = delete;
 
   int num_sets() const { return static_cast<int>(sets_.size()); }
-  AttendSupport support() const { return case_.dense ? AttendSupport::full() : AttendSupport::blocks(); }
+  AttendSupport support() const {
+    return case_.dense ? AttendSupport::full() : AttendSupport::blocks();
+  }
 
   void index(int set, Stream stream) {
-    const IndexSelectPath path = index_select_cuda_path(geometry_, batch_, {}, DType::kBF16, DType::kBF16);
-    index_select_cuda({.geometry = geometry_, .batch = batch_, .qi_TRX = sets_[set].qi, .ki = sets_[set].x,
-                       .num_pages = pages_, .ids_RTK = ids_, .workspace = workspace_},
+    const IndexSelectPath path =
+        index_select_cuda_path(geometry_, batch_, {}, DType::kBF16, DType::kBF16);
+    index_select_cuda({.geometry = geometry_,
+                       .batch = batch_,
+                       .qi_TRX = sets_[set].qi,
+                       .ki = sets_[set].x,
+                       .num_pages = pages_,
+                       .ids_RTK = ids_,
+                       .workspace = workspace_},
                       path, stream);
   }
   // `threshold` above 0: the prefill kernels with that threshold, whatever the path.
   void attend(int set, AttendPath path, Stream stream, int threshold = 0) {
     const InputSet& s = sets_[set];
-    const AttendCudaArgs args = {.geometry = geometry_, .batch = batch_, .support = support(), .q_THD = s.q, .k = s.k, .v = s.v,
-                                 .num_pages = pages_, .lists = case_.dense ? nullptr : ids_, .o_THD = s.o, .lse_TH = lse_,
+    const AttendCudaArgs args = {.geometry = geometry_,
+                                 .batch = batch_,
+                                 .support = support(),
+                                 .q_THD = s.q,
+                                 .k = s.k,
+                                 .v = s.v,
+                                 .num_pages = pages_,
+                                 .lists = case_.dense ? nullptr : ids_,
+                                 .o_THD = s.o,
+                                 .lse_TH = lse_,
                                  .workspace = workspace_};
     if (threshold > 0) return attend_sm90(args, threshold, stream);
     attend_cuda(args, path, stream);
@@ -184,7 +206,8 @@ class Workload {
     for (int64_t tile = 0; tile < rows_ / 4; tile += step) {
       for (int r = 0; r < kGroups; ++r, ++count) {
         std::set<int32_t> seen;
-        for (int64_t i = 0; i < 4 * kTopk; ++i) seen.insert(ids[(r * rows_ + tile * 4) * kTopk + i]);
+        for (int64_t i = 0; i < 4 * kTopk; ++i)
+          seen.insert(ids[(r * rows_ + tile * 4) * kTopk + i]);
         seen.erase(-1);
         sum += static_cast<double>(seen.size());
       }
@@ -196,7 +219,8 @@ class Workload {
   double index_flop() const {
     double pairs = 0;
     for (const Sequence& s : case_.sequences) {
-      for (int32_t i = 0; i < s.q; ++i) pairs += (s.cached + i) / kBlock >= kTopk ? double((s.cached + i) / kBlock) * kBlock : 0;
+      for (int32_t i = 0; i < s.q; ++i)
+        pairs += (s.cached + i) / kBlock >= kTopk ? double((s.cached + i) / kBlock) * kBlock : 0;
     }
     return 2.0 * kGroups * kDim * pairs;
   }
@@ -204,14 +228,16 @@ class Workload {
     double pairs = 0;
     for (const Sequence& s : case_.sequences) {
       for (int32_t i = 0; i < s.q; ++i) {
-        const int32_t p = s.cached + i, blocks = case_.dense ? p / kBlock : std::min(p / kBlock, kTopk - 1);
+        const int32_t p = s.cached + i,
+                      blocks = case_.dense ? p / kBlock : std::min(p / kBlock, kTopk - 1);
         pairs += double(blocks) * kBlock + p % kBlock + 1;
       }
     }
     return 4.0 * kHeads * kDim * pairs;
   }
 
-  double measure(const char* stage, int rounds, double flop, const std::function<void(int, Stream)>& call) {
+  double measure(const char* stage, int rounds, double flop,
+                 const std::function<void(int, Stream)>& call) {
     cudaStream_t stream;
     cudaEvent_t begin, end;
     M3_CUDA_CHECK(cudaStreamCreate(&stream));
@@ -241,11 +267,15 @@ class Workload {
     cudaEventDestroy(end);
     cudaStreamDestroy(stream);
     std::sort(ms.begin(), ms.end());
-    const auto at = [&](double share) { return ms[static_cast<size_t>(share * static_cast<double>(ms.size() - 1))]; };
-    std::printf("{\"case\": \"%s\", \"rho\": %.3f, \"stage\": \"%s\", \"median_ms\": %.4f, \"p10_ms\": %.4f, "
-                "\"p90_ms\": %.4f, \"tflops\": %.1f, \"ns_per_query_group\": %.2f, \"sets\": %d}\n",
-                case_.name.c_str(), rho_, stage, at(0.5), at(0.1), at(0.9), flop / at(0.5) / 1e9,
-                at(0.5) * 1e6 / (double(rows_) * kGroups), num_sets());
+    const auto at = [&](double share) {
+      return ms[static_cast<size_t>(share * static_cast<double>(ms.size() - 1))];
+    };
+    std::printf(
+        "{\"case\": \"%s\", \"rho\": %.3f, \"stage\": \"%s\", \"median_ms\": %.4f, \"p10_ms\": "
+        "%.4f, "
+        "\"p90_ms\": %.4f, \"tflops\": %.1f, \"ns_per_query_group\": %.2f, \"sets\": %d}\n",
+        case_.name.c_str(), rho_, stage, at(0.5), at(0.1), at(0.9), flop / at(0.5) / 1e9,
+        at(0.5) * 1e6 / (double(rows_) * kGroups), num_sets());
     std::fflush(stdout);
     return at(0.5);
   }
@@ -275,29 +305,35 @@ struct Variant {
 
 // A path's name, or tN: the prefill kernels with threshold N.
 Variant parse_variant(const std::string& name) {
-  for (AttendPath path : {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows}) {
+  for (AttendPath path :
+       {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows}) {
     if (name == attend_path_name(path)) return {name, path};
   }
   const int threshold = name[0] == 't' ? std::atoi(name.c_str() + 1) : 0;
-  M3_CHECK(threshold >= 1 && threshold <= 5, "--paths: '{}' is unknown, want general, tile, hybrid, rows, t1 .. t5", name);
+  M3_CHECK(threshold >= 1 && threshold <= 5,
+           "--paths: '{}' is unknown, want general, tile, hybrid, rows, t1 .. t5", name);
   return {name, AttendPath::kHybrid, threshold};
 }
 
 void run_case(const Case& c, float rho, int rounds, const std::vector<Variant>& variants) {
   Workload w(c, rho);
   if (c.dense) {
-    w.measure("dense", rounds, w.attend_flop(), [&](int set, Stream s) { w.attend(set, AttendPath::kTile, s); });
+    w.measure("dense", rounds, w.attend_flop(),
+              [&](int set, Stream s) { w.attend(set, AttendPath::kTile, s); });
     return;
   }
   w.measure("index", rounds, w.index_flop(), [&](int set, Stream s) { w.index(set, s); });
-  std::printf("{\"case\": \"%s\", \"rho\": %.3f, \"union_of_4\": %.2f}\n", c.name.c_str(), rho, w.union_of_4());
+  std::printf("{\"case\": \"%s\", \"rho\": %.3f, \"union_of_4\": %.2f}\n", c.name.c_str(), rho,
+              w.union_of_4());
   std::fflush(stdout);
   for (const auto& [name, path, threshold] : variants) {
-    w.measure(("attend " + name).c_str(), rounds, w.attend_flop(), [&](int set, Stream s) { w.attend(set, path, s, threshold); });
-    w.measure(("whole " + name).c_str(), rounds, w.index_flop() + w.attend_flop(), [&](int set, Stream s) {
-      w.index(set, s);
-      w.attend(set, path, s, threshold);
-    });
+    w.measure(("attend " + name).c_str(), rounds, w.attend_flop(),
+              [&](int set, Stream s) { w.attend(set, path, s, threshold); });
+    w.measure(("whole " + name).c_str(), rounds, w.index_flop() + w.attend_flop(),
+              [&](int set, Stream s) {
+                w.index(set, s);
+                w.attend(set, path, s, threshold);
+              });
   }
 }
 
@@ -315,14 +351,16 @@ int main(int argc, char** argv) {
   using namespace m3;
   int rounds = 20;
   std::vector<float> rhos = {0.0f, 0.99f};
-  std::vector<std::string> cases = {"8192", "16384", "32768", "65536", "131072", "300+131072", "dense:8192", "dense:32768"};
+  std::vector<std::string> cases = {"8192",   "16384",      "32768",      "65536",
+                                    "131072", "300+131072", "dense:8192", "dense:32768"};
   std::vector<std::string> paths = {"tile", "hybrid", "rows"};
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string arg = argv[i], value = argv[i + 1];
     if (arg == "--rounds") rounds = std::atoi(value.c_str());
     if (arg == "--rho") {
       rhos.clear();
-      for (const std::string& part : split(value)) rhos.push_back(std::strtof(part.c_str(), nullptr));
+      for (const std::string& part : split(value))
+        rhos.push_back(std::strtof(part.c_str(), nullptr));
     }
     if (arg == "--only") cases = split(value);
     if (arg == "--paths") paths = split(value);

@@ -1,5 +1,6 @@
-// Attention of one vision layer (16 heads of 80) on the GPU over images or clips of equal size. Random data,
-// median of the rounds; a launch reads other rows than the last. Prints one JSON line per case.
+// Attention of one vision layer (16 heads of 80) on the GPU over images or clips of equal size.
+// Random data, median of the rounds; a launch reads other rows than the last. Prints one JSON line
+// per case.
 //   vit_attend [--rounds 20]
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -19,7 +20,8 @@ namespace {
 
 constexpr int kHeads = 16, kDim = 80;
 
-template <typename T> T* allocate(int64_t count) {
+template <typename T>
+T* allocate(int64_t count) {
   void* data = nullptr;
   M3_CUDA_CHECK(cudaMalloc(&data, count * sizeof(T)));
   return static_cast<T*>(data);
@@ -43,7 +45,8 @@ void run_case(int images, int patches, int rounds) {
   for (int i = 0; i <= images; ++i) cu[i] = i * patches;
   const std::vector<VitTile> list = vit_attend_tiles(cu);
   auto* tiles = allocate<VitTile>(static_cast<int64_t>(list.size()));
-  M3_CUDA_CHECK(cudaMemcpy(tiles, list.data(), list.size() * sizeof(VitTile), cudaMemcpyHostToDevice));
+  M3_CUDA_CHECK(
+      cudaMemcpy(tiles, list.data(), list.size() * sizeof(VitTile), cudaMemcpyHostToDevice));
   cudaEvent_t begin, end;
   M3_CUDA_CHECK(cudaEventCreate(&begin));
   M3_CUDA_CHECK(cudaEventCreate(&end));
@@ -51,9 +54,17 @@ void run_case(int images, int patches, int rounds) {
   for (int round = -5; round < rounds; ++round) {
     const int s = (round + 5) % sets;
     M3_CUDA_CHECK(cudaEventRecord(begin));
-    vit_attend_sm90({.q_THD = qkv[s], .k_THD = qkv[s] + width, .v_THD = qkv[s] + 2 * width, .token_stride = 3 * width,
-                     .o_THD = out[s], .heads = kHeads, .head_dim = kDim, .scale = 1 / std::sqrt(80.0f), .tiles = tiles,
-                     .num_tiles = static_cast<int>(list.size())}, {});
+    vit_attend_sm90({.q_THD = qkv[s],
+                     .k_THD = qkv[s] + width,
+                     .v_THD = qkv[s] + 2 * width,
+                     .token_stride = 3 * width,
+                     .o_THD = out[s],
+                     .heads = kHeads,
+                     .head_dim = kDim,
+                     .scale = 1 / std::sqrt(80.0f),
+                     .tiles = tiles,
+                     .num_tiles = static_cast<int>(list.size())},
+                    {});
     M3_CUDA_CHECK(cudaEventRecord(end));
     M3_CUDA_CHECK(cudaEventSynchronize(end));
     float ms = 0;
@@ -62,8 +73,10 @@ void run_case(int images, int patches, int rounds) {
   }
   std::sort(us.begin(), us.end());
   const double median = us[us.size() / 2], flop = 4.0 * T * patches * width;
-  std::printf("{\"case\": \"vit %dx%d\", \"median_us\": %.1f, \"p10_us\": %.1f, \"p90_us\": %.1f, \"tflops\": %.1f}\n", images,
-              patches, median, us[us.size() / 10], us[us.size() * 9 / 10], flop / median * 1e-6);
+  std::printf(
+      "{\"case\": \"vit %dx%d\", \"median_us\": %.1f, \"p10_us\": %.1f, \"p90_us\": %.1f, "
+      "\"tflops\": %.1f}\n",
+      images, patches, median, us[us.size() / 10], us[us.size() * 9 / 10], flop / median * 1e-6);
   for (int s = 0; s < sets; ++s) cudaFree(qkv[s]), cudaFree(out[s]);
   cudaFree(tiles);
 }
@@ -74,7 +87,8 @@ void run_case(int images, int patches, int rounds) {
 int main(int argc, char** argv) {
   const int rounds = argc > 2 && std::strcmp(argv[1], "--rounds") == 0 ? std::atoi(argv[2]) : 20;
   try {
-    for (const auto& [images, patches] : {std::pair{1, 2304}, {8, 2304}, {32, 576}, {16, 1024}, {4, 9216}}) {
+    for (const auto& [images, patches] :
+         {std::pair{1, 2304}, {8, 2304}, {32, 576}, {16, 1024}, {4, 9216}}) {
       m3::run_case(images, patches, rounds);
     }
   } catch (const std::exception& e) {

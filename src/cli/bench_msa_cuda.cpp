@@ -1,6 +1,7 @@
-// The MSA operators on one GPU, geometry of M3, bf16, paged cache: one CUDA graph per call, cold inputs (calls
-// rotate over input sets that lie at least 512 MB apart, or over 8), medians with p10 and p90. "whole" is the
-// operator from queries to O, planning included (hopper.md §9). FLOPs are exact visible pairs.
+// The MSA operators on one GPU, geometry of M3, bf16, paged cache: one CUDA graph per call, cold
+// inputs (calls rotate over input sets that lie at least 512 MB apart, or over 8), medians with p10
+// and p90. "whole" is the operator from queries to O, planning included (hopper.md §9). FLOPs are
+// exact visible pairs.
 //
 // --workload reads benchmarks/workloads/prefill_shapes.json and adds the mean over its weights.
 #include "cli/bench_msa_cuda.h"
@@ -49,7 +50,8 @@ struct Case {
 // Unit normals in device memory, from which inputs are copied in stretches.
 class NormalTable {
  public:
-  NormalTable() : host_(kTableValues), arena_("normals", kTableValues * 2 + Arena::kAlignment, kGpu) {
+  NormalTable()
+      : host_(kTableValues), arena_("normals", kTableValues * 2 + Arena::kAlignment, kGpu) {
     parallel_for(kTableValues, [&](int64_t begin, int64_t end) {
       Philox rng(3, 0, static_cast<uint64_t>(begin) * 4);
       for (int64_t i = begin; i < end; ++i) host_[i] = bf16(static_cast<float>(rng.normal()));
@@ -93,7 +95,8 @@ class NormalTable {
 
  private:
   static Tensor piece(const Tensor& tensor, int64_t begin, int64_t count) {
-    return Tensor(static_cast<char*>(tensor.data()) + begin * dtype_bytes(DType::kBF16), DType::kBF16, {count}, kGpu);
+    return Tensor(static_cast<char*>(tensor.data()) + begin * dtype_bytes(DType::kBF16),
+                  DType::kBF16, {count}, kGpu);
   }
   std::vector<bf16> host_;
   Arena arena_;
@@ -134,12 +137,19 @@ class Workload {
 
     const int64_t set_bytes = 2 * (T * (2 * g_.heads() * g_.head_dim + g_.groups * g_.index_dim) +
                                    num_pages * B * (2 * g_.groups * g_.head_dim + g_.index_dim));
-    const auto num_sets = static_cast<int>(std::clamp(std::ceil(kColdBytes / static_cast<double>(set_bytes)), 1.0, double{kMaxSets}));
+    const auto num_sets = static_cast<int>(
+        std::clamp(std::ceil(kColdBytes / static_cast<double>(set_bytes)), 1.0, double{kMaxSets}));
     const IndexSelectPlan index_plan = index_select_plan(g_, batch_, {}, kGpu);
-    const AttendPlan plan = attend_plan(g_, batch_, {}, kGpu), full_plan = attend_plan(g_, batch_, {.support = AttendSupport::full()}, kGpu);
-    const int64_t workspace = std::max({index_plan.workspace_bytes, plan.workspace_bytes, full_plan.workspace_bytes});
-    const int64_t small = 4 * (T * g_.groups * g_.topk + static_cast<int64_t>(cu.size() + lens.size() + table.size()));
-    arena_ = Arena("bench", num_sets * (set_bytes + 8 * Arena::kAlignment) + workspace + small + 16 * Arena::kAlignment, kGpu);
+    const AttendPlan plan = attend_plan(g_, batch_, {}, kGpu),
+                     full_plan = attend_plan(g_, batch_, {.support = AttendSupport::full()}, kGpu);
+    const int64_t workspace =
+        std::max({index_plan.workspace_bytes, plan.workspace_bytes, full_plan.workspace_bytes});
+    const int64_t small = 4 * (T * g_.groups * g_.topk +
+                               static_cast<int64_t>(cu.size() + lens.size() + table.size()));
+    arena_ = Arena(
+        "bench",
+        num_sets * (set_bytes + 8 * Arena::kAlignment) + workspace + small + 16 * Arena::kAlignment,
+        kGpu);
     batch_.cu_q = upload(cu), batch_.seq_lens = upload(lens), batch_.page_table = upload(table);
     ids_ = arena_.alloc("ids", DType::kI32, {g_.groups, T, g_.topk});
     workspace_ = arena_.alloc_bytes("workspace", workspace);
@@ -165,7 +175,8 @@ class Workload {
   void attend(int set, bool full, Stream stream) {
     const AttendSupport support = full ? AttendSupport::full() : AttendSupport::blocks();
     const AttendPlan plan = attend_plan(g_, batch_, {.support = support}, kGpu);
-    m3::attend(plan, batch_, sets_[set].q, sets_[set].k, sets_[set].v, full ? Tensor() : ids_, sets_[set].o, {}, workspace_, stream);
+    m3::attend(plan, batch_, sets_[set].q, sets_[set].k, sets_[set].v, full ? Tensor() : ids_,
+               sets_[set].o, {}, workspace_, stream);
   }
 
   struct Times {
@@ -174,7 +185,8 @@ class Workload {
   Times measure(int64_t rounds, const std::function<void(int, Stream)>& call) {
     std::vector<std::unique_ptr<DeviceGraph>> graphs;
     for (int set = 0; set < num_sets(); ++set) {
-      graphs.push_back(std::make_unique<DeviceGraph>(kGpu, [&](Stream stream) { call(set, stream); }));
+      graphs.push_back(
+          std::make_unique<DeviceGraph>(kGpu, [&](Stream stream) { call(set, stream); }));
     }
     std::vector<double> ms;
     for (int64_t round = -kWarmUps; round < rounds; ++round) {
@@ -182,7 +194,9 @@ class Workload {
       if (round >= 0) ms.push_back(time);
     }
     std::sort(ms.begin(), ms.end());
-    const auto at = [&](double share) { return ms[static_cast<size_t>(share * static_cast<double>(ms.size() - 1))]; };
+    const auto at = [&](double share) {
+      return ms[static_cast<size_t>(share * static_cast<double>(ms.size() - 1))];
+    };
     return {at(0.5), at(0.1), at(0.9)};
   }
 
@@ -201,14 +215,18 @@ class Workload {
   int num_sets() const { return static_cast<int>(sets_.size()); }
   std::string path(bool full) const {
     const AttendSupport support = full ? AttendSupport::full() : AttendSupport::blocks();
-    const std::string attend = attend_path_name(attend_cuda_path(g_, batch_, support, DType::kBF16, DType::kBF16, DType::kBF16));
+    const std::string attend = attend_path_name(
+        attend_cuda_path(g_, batch_, support, DType::kBF16, DType::kBF16, DType::kBF16));
     if (full) return attend;
-    return std::string(index_select_path_name(index_select_cuda_path(g_, batch_, {}, DType::kBF16, DType::kBF16))) + "+" + attend;
+    return std::string(index_select_path_name(
+               index_select_cuda_path(g_, batch_, {}, DType::kBF16, DType::kBF16))) +
+           "+" + attend;
   }
 
  private:
   const int32_t* upload(const std::vector<int32_t>& values) {
-    const Tensor tensor = arena_.alloc("tables", DType::kI32, {static_cast<int64_t>(values.size())});
+    const Tensor tensor =
+        arena_.alloc("tables", DType::kI32, {static_cast<int64_t>(values.size())});
     copy(Tensor(const_cast<int32_t*>(values.data()), DType::kI32, tensor.shape()), tensor);
     synchronize({}, kGpu);
     return static_cast<const int32_t*>(tensor.data());
@@ -234,7 +252,8 @@ std::vector<Case> make_cases(const MsaCudaFlags& flags) {
     return cases;
   }
   const ordered_json document = ordered_json::parse(read_file(flags.workload));
-  M3_CHECK(document.value("kind", "") == "prefill", "{}: kind is '{}', want 'prefill'", flags.workload, document.value("kind", ""));
+  M3_CHECK(document.value("kind", "") == "prefill", "{}: kind is '{}', want 'prefill'",
+           flags.workload, document.value("kind", ""));
   for (const auto& entry : document.at("entries")) {
     Case c{entry.at("id"), {}, entry.at("weight")};
     for (size_t i = 0; i < entry.at("query_lens").size(); ++i) {
@@ -252,9 +271,11 @@ ordered_json times_json(const Workload::Times& t) {
 }  // namespace
 
 int bench_msa_cuda(const MsaCudaFlags& flags, const Args& args) {
-  if (num_cuda_devices() == 0) M3_FAIL("bench msa --device cuda: no GPU: {}", cuda_unavailable_reason());
+  if (num_cuda_devices() == 0)
+    M3_FAIL("bench msa --device cuda: no GPU: {}", cuda_unavailable_reason());
   for (const std::string& kind : flags.kinds) {
-    if (kind != "msa" && kind != "full") throw UsageError{"--attention: on a GPU msa and full are measured, not '" + kind + "'"};
+    if (kind != "msa" && kind != "full")
+      throw UsageError{"--attention: on a GPU msa and full are measured, not '" + kind + "'"};
   }
   fmt::print("{}\n", cuda_device_description(0));
   NormalTable normals;
@@ -265,7 +286,11 @@ int bench_msa_cuda(const MsaCudaFlags& flags, const Args& args) {
     double msa_ms = 0;
     for (const std::string& kind : flags.kinds) {
       const bool full = kind == "full";
-      ordered_json result = {{"case", c.id}, {"attention", kind}, {"weight", c.weight}, {"path", w->path(full)}, {"sets", w->num_sets()}};
+      ordered_json result = {{"case", c.id},
+                             {"attention", kind},
+                             {"weight", c.weight},
+                             {"path", w->path(full)},
+                             {"sets", w->num_sets()}};
       Workload::Times index, attend;
       if (!full) {
         index = w->measure(flags.rounds, [&](int set, Stream s) { w->index(set, s); });
@@ -273,16 +298,21 @@ int bench_msa_cuda(const MsaCudaFlags& flags, const Args& args) {
       }
       attend = w->measure(flags.rounds, [&](int set, Stream s) { w->attend(set, full, s); });
       result["attend_ms"] = times_json(attend);
-      const Workload::Times whole = full ? attend : w->measure(flags.rounds, [&](int set, Stream s) {
-        w->index(set, s);
-        w->attend(set, false, s);
-      });
+      const Workload::Times whole =
+          full ? attend : w->measure(flags.rounds, [&](int set, Stream s) {
+            w->index(set, s);
+            w->attend(set, false, s);
+          });
       result["whole_ms"] = times_json(whole);
       result["tflops"] = w->flop(full) / whole.median_ms / 1e9;
-      if (!full) msa_ms = whole.median_ms, weighted_ms += c.weight * whole.median_ms, weights += c.weight;
-      fmt::print("{:<16} {:<5} {:9.4f} ms (index {:.4f}, attend {:.4f}; p10 {:.4f}, p90 {:.4f})  {:6.1f} TFLOP/s  {}{}\n", c.id, kind,
-                 whole.median_ms, index.median_ms, attend.median_ms, whole.p10_ms, whole.p90_ms, double{result["tflops"]}, w->path(full),
-                 full && msa_ms > 0 ? fmt::format(", {:.2f} x msa", whole.median_ms / msa_ms) : "");
+      if (!full)
+        msa_ms = whole.median_ms, weighted_ms += c.weight * whole.median_ms, weights += c.weight;
+      fmt::print(
+          "{:<16} {:<5} {:9.4f} ms (index {:.4f}, attend {:.4f}; p10 {:.4f}, p90 {:.4f})  {:6.1f} "
+          "TFLOP/s  {}{}\n",
+          c.id, kind, whole.median_ms, index.median_ms, attend.median_ms, whole.p10_ms,
+          whole.p90_ms, double{result["tflops"]}, w->path(full),
+          full && msa_ms > 0 ? fmt::format(", {:.2f} x msa", whole.median_ms / msa_ms) : "");
       std::fflush(stdout);
       results.push_back(result);
     }
@@ -291,7 +321,9 @@ int bench_msa_cuda(const MsaCudaFlags& flags, const Args& args) {
   if (!flags.json.empty()) {
     std::string line = "m3 bench msa";
     for (const std::string& word : args) line += " " + word;
-    ordered_json document = {{"command", line}, {"version", M3_VERSION}, {"device", cuda_device_description(0)},
+    ordered_json document = {{"command", line},
+                             {"version", M3_VERSION},
+                             {"device", cuda_device_description(0)},
                              {"settings", {{"rho", flags.rho}, {"rounds", flags.rounds}}}};
     if (weights > 0) document["weighted_mean_ms"] = weighted_ms / weights;
     document["results"] = results;

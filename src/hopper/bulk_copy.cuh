@@ -1,6 +1,7 @@
-// Bulk copies (PTX ISA, "cp.async.bulk"): one thread moves a contiguous piece; addresses and sizes are
-// multiples of 16 bytes. Loads complete on an mbarrier; stores and reductions complete by groups of the
-// issuing thread. Shared memory written by ordinary stores needs fence_async_shared() before a store.
+// Bulk copies (PTX ISA, "cp.async.bulk"): one thread moves a contiguous piece; addresses and sizes
+// are multiples of 16 bytes. Loads complete on an mbarrier; stores and reductions complete by
+// groups of the issuing thread. Shared memory written by ordinary stores needs fence_async_shared()
+// before a store.
 #pragma once
 #include <cstdint>
 
@@ -15,28 +16,31 @@ enum class L2Policy : uint64_t {
   kEvictLast = 0x14F0000000000000,
 };
 
-__device__ __forceinline__ void bulk_load(void* smem, const void* global, uint32_t bytes, uint64_t* bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   smem_address(smem)),
-               "l"(global), "r"(bytes), "r"(smem_address(bar))
-               : "memory");
+__device__ __forceinline__ void bulk_load(void* smem, const void* global, uint32_t bytes,
+                                          uint64_t* bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(smem_address(smem)),
+      "l"(global), "r"(bytes), "r"(smem_address(bar))
+      : "memory");
 }
 
-__device__ __forceinline__ void bulk_load(void* smem, const void* global, uint32_t bytes, uint64_t* bar,
-                                          L2Policy policy) {
+__device__ __forceinline__ void bulk_load(void* smem, const void* global, uint32_t bytes,
+                                          uint64_t* bar, L2Policy policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-          "r"(smem_address(smem)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(smem_address(smem)),
       "l"(global), "r"(bytes), "r"(smem_address(bar)), "l"(static_cast<uint64_t>(policy))
       : "memory");
 }
 
-// The same into every CTA of `cta_mask`, at the same offsets; each one's own barrier counts the bytes.
-__device__ __forceinline__ void bulk_load_multicast(void* smem, const void* global, uint32_t bytes, uint64_t* bar,
-                                                    uint16_t cta_mask) {
+// The same into every CTA of `cta_mask`, at the same offsets; each one's own barrier counts the
+// bytes.
+__device__ __forceinline__ void bulk_load_multicast(void* smem, const void* global, uint32_t bytes,
+                                                    uint64_t* bar, uint16_t cta_mask) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::
-          "r"(smem_address(smem)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(smem_address(smem)),
       "l"(global), "r"(bytes), "r"(smem_address(bar)), "h"(cta_mask)
       : "memory");
 }
@@ -46,19 +50,23 @@ __device__ __forceinline__ void bulk_prefetch_l2(const void* global, uint32_t by
 }
 
 __device__ __forceinline__ void bulk_store(void* global, const void* smem, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(smem_address(smem)),
-               "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void bulk_reduce_add_f32(float* global, const float* smem, uint32_t bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
                "r"(smem_address(smem)), "r"(bytes)
                : "memory");
 }
 
+__device__ __forceinline__ void bulk_reduce_add_f32(float* global, const float* smem,
+                                                    uint32_t bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+      "r"(smem_address(smem)), "r"(bytes)
+      : "memory");
+}
+
 // Closes the group of stores and reductions this thread has issued since the last commit.
-__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 
 // Waits until at most kPending groups are unfinished: written to global memory, ...
 template <int kPending>

@@ -16,12 +16,16 @@ __device__ __forceinline__ uint32_t cluster_cta_rank() {
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 // shared::cluster address of the same variable in CTA `cta_rank`.
 __device__ __forceinline__ uint32_t cluster_address(const void* smem, uint32_t cta_rank) {
   uint32_t address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem_address(smem)), "r"(cta_rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(smem_address(smem)), "r"(cta_rank));
   return address;
 }
 
@@ -37,7 +41,8 @@ __device__ __forceinline__ void cluster_store_u32(uint32_t address, uint32_t val
 
 // The address is a multiple of 8.
 __device__ __forceinline__ void cluster_store_f32x2(uint32_t address, float x, float y) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y)
+               : "memory");
 }
 
 }  // namespace m3::hopper

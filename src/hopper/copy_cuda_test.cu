@@ -57,8 +57,10 @@ __global__ void bulk_kernel(const int* in, int* out, float* sums) {
     if (tid == 0) {
       bulk_prefetch_l2(in + round * 256, 1024);
       mbarrier_arrive_expect_tx(&bar, 1024);
-      if (round == 1) bulk_load(tile, in + round * 256, 1024, &bar, L2Policy::kEvictFirst);
-      else bulk_load(tile, in + round * 256, 1024, &bar);
+      if (round == 1)
+        bulk_load(tile, in + round * 256, 1024, &bar, L2Policy::kEvictFirst);
+      else
+        bulk_load(tile, in + round * 256, 1024, &bar);
     }
     mbarrier_wait(&bar, round & 1);
     tile[tid] += 1;
@@ -87,7 +89,8 @@ TEST(Copy, bulk_load_store_and_reduce) {
 }
 
 // A swizzled box read back by its address rule.
-__global__ void tma_load_kernel(const __grid_constant__ CUtensorMap map, int* seen, int column, int row) {
+__global__ void tma_load_kernel(const __grid_constant__ CUtensorMap map, int* seen, int column,
+                                int row) {
   __shared__ __align__(1024) __nv_bfloat16 tile[32 * 64];
   __shared__ uint64_t bar;
   const int tid = threadIdx.x;
@@ -104,7 +107,8 @@ __global__ void tma_load_kernel(const __grid_constant__ CUtensorMap map, int* se
   mbarrier_wait(&bar, 0);
   for (int i = tid; i < 32 * 64; i += blockDim.x) {
     const int r = i / 64, byte = i % 64 * 2;
-    const char* at = reinterpret_cast<const char*>(tile) + r * 128 + ((byte / 16) ^ (r % 8)) * 16 + byte % 16;
+    const char* at =
+        reinterpret_cast<const char*>(tile) + r * 128 + ((byte / 16) ^ (r % 8)) * 16 + byte % 16;
     seen[i] = static_cast<int>(__bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(at)));
   }
 }
@@ -125,20 +129,22 @@ __global__ void tma_store_kernel(const __grid_constant__ CUtensorMap map, int co
 constexpr int kRows = 40, kColumns = 128;
 
 CUtensorMap map_2d(void* data) {
-  return tensor_map_create(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, {{kColumns, 0, 64}, {kRows, kColumns * 2, 32}},
-                           MapSwizzle::k128Bytes);
+  return tensor_map_create(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                           {{kColumns, 0, 64}, {kRows, kColumns * 2, 32}}, MapSwizzle::k128Bytes);
 }
 
 void check_load(int row) {
   std::vector<__nv_bfloat16> values(kRows * kColumns);
-  for (int i = 0; i < kRows * kColumns; ++i) values[i] = __float2bfloat16(static_cast<float>(i % 251));
+  for (int i = 0; i < kRows * kColumns; ++i)
+    values[i] = __float2bfloat16(static_cast<float>(i % 251));
   DeviceArray<__nv_bfloat16> in(values);
   DeviceArray<int> seen(std::vector<int>(32 * 64, -1));
   tma_load_kernel<<<1, 128>>>(map_2d(in.device), seen.device, 64, row);
   seen.read();
   for (int i = 0; i < 32 * 64; ++i) {
     const int r = row + i / 64, c = 64 + i % 64;
-    ASSERT_EQ(seen.host[i], r >= 0 && r < kRows ? (r * kColumns + c) % 251 : 0) << "row " << r << " column " << c;
+    ASSERT_EQ(seen.host[i], r >= 0 && r < kRows ? (r * kColumns + c) % 251 : 0)
+        << "row " << r << " column " << c;
   }
 }
 
@@ -155,12 +161,14 @@ TEST(Copy, tensor_map_load_fills_zeros_before_the_begin) {
 TEST(Copy, tensor_map_store_skips_what_lies_outside) {
   M3_NEEDS_GPU();
   for (int row : {0, 20}) {
-    DeviceArray<__nv_bfloat16> out(std::vector<__nv_bfloat16>(kRows * kColumns, __float2bfloat16(-1.0f)));
+    DeviceArray<__nv_bfloat16> out(
+        std::vector<__nv_bfloat16>(kRows * kColumns, __float2bfloat16(-1.0f)));
     tma_store_kernel<<<1, 128>>>(map_2d(out.device), 64, row);
     out.read();
     for (int i = 0; i < kRows * kColumns; ++i) {
       const bool inside = i % kColumns >= 64 && i / kColumns >= row && i / kColumns < row + 32;
-      ASSERT_EQ(__bfloat162float(out.host[i]), inside ? 1.0f : -1.0f) << "row " << row << " element " << i;
+      ASSERT_EQ(__bfloat162float(out.host[i]), inside ? 1.0f : -1.0f)
+          << "row " << row << " element " << i;
     }
   }
 }
@@ -179,7 +187,8 @@ __global__ void tma_4d_kernel(const __grid_constant__ CUtensorMap map, int* seen
   mbarrier_wait(&bar, 0);
   for (int i = threadIdx.x; i < 2 * 3 * 64; i += blockDim.x) {
     const int r = i / 64, byte = i % 64 * 2;
-    const char* at = reinterpret_cast<const char*>(tile) + r * 128 + ((byte / 16) ^ (r % 8)) * 16 + byte % 16;
+    const char* at =
+        reinterpret_cast<const char*>(tile) + r * 128 + ((byte / 16) ^ (r % 8)) * 16 + byte % 16;
     seen[i] = static_cast<int>(__bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(at)));
   }
 }
@@ -188,13 +197,16 @@ TEST(Copy, four_axes) {
   M3_NEEDS_GPU();
   constexpr int kTokens = 5, kHeads = 4, kDim = 128;
   std::vector<__nv_bfloat16> values(kTokens * kHeads * kDim);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = __float2bfloat16(static_cast<float>(i % 241));
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = __float2bfloat16(static_cast<float>(i % 241));
   DeviceArray<__nv_bfloat16> in(values);
   DeviceArray<int> seen(std::vector<int>(2 * 3 * 64, -1));
-  const CUtensorMap map = tensor_map_create(
-      in.device, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      {{kDim, 0, 64}, {kHeads, kDim * 2, 3}, {kTokens, kHeads * kDim * 2, 2}, {1, kTokens * kHeads * kDim * 2, 1}},
-      MapSwizzle::k128Bytes);
+  const CUtensorMap map = tensor_map_create(in.device, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                                            {{kDim, 0, 64},
+                                             {kHeads, kDim * 2, 3},
+                                             {kTokens, kHeads * kDim * 2, 2},
+                                             {1, kTokens * kHeads * kDim * 2, 1}},
+                                            MapSwizzle::k128Bytes);
   tma_4d_kernel<<<1, 128>>>(map, seen.device);
   seen.read();
   for (int i = 0; i < 2 * 3 * 64; ++i) {
@@ -236,11 +248,13 @@ TEST(Copy, cluster_multicast_and_remote_memory) {
   DeviceArray<int> in(counting(64)), out(std::vector<int>(256, -1));
   cluster_kernel<<<4, 64>>>(in.device, out.device);
   out.read();
-  for (int i = 0; i < 256; ++i) ASSERT_EQ(out.host[i], (i % 64 * 7 + 1) * 10 + (i / 64 + 3) % 4) << i;
+  for (int i = 0; i < 256; ++i)
+    ASSERT_EQ(out.host[i], (i % 64 * 7 + 1) * 10 + (i / 64 + 3) % 4) << i;
 }
 
 // Transposes an 8 x 32 matrix of 16-bit numbers by ldmatrix and stmatrix; multiplies by mma.sync.
-__global__ void warp_matrix_kernel(const uint16_t* in, uint16_t* copy, uint16_t* transposed, float* product, int* rest) {
+__global__ void warp_matrix_kernel(const uint16_t* in, uint16_t* copy, uint16_t* transposed,
+                                   float* product, int* rest) {
   __shared__ __align__(128) uint16_t tile[32 * 8];
   const int lane = threadIdx.x;
   for (int i = lane; i < 256; i += 32) tile[i] = in[i];
@@ -259,7 +273,8 @@ __global__ void warp_matrix_kernel(const uint16_t* in, uint16_t* copy, uint16_t*
   for (int i = lane; i < 256; i += 32) copy[i] = tile[i];
 
   // A = 1 everywhere, B[k][n] = n: every D is 16 n.
-  const uint32_t one = pack_bf16x2(1.0f, 1.0f), n = pack_bf16x2(static_cast<float>(lane / 4), static_cast<float>(lane / 4));
+  const uint32_t one = pack_bf16x2(1.0f, 1.0f),
+                 n = pack_bf16x2(static_cast<float>(lane / 4), static_cast<float>(lane / 4));
   const uint32_t a[4] = {one, one, one, one}, b[2] = {n, n};
   float d[4] = {0, 0, 0, 0};
   mma_m16n8k16_bf16(d, a, b);
@@ -280,10 +295,12 @@ TEST(Copy, warp_matrices_and_register_arithmetic) {
   M3_NEEDS_GPU();
   std::vector<uint16_t> values(256);
   for (int i = 0; i < 256; ++i) values[i] = static_cast<uint16_t>(i * 3 + 5);
-  DeviceArray<uint16_t> in(values), copied(std::vector<uint16_t>(256)), transposed(std::vector<uint16_t>(256));
+  DeviceArray<uint16_t> in(values), copied(std::vector<uint16_t>(256)),
+      transposed(std::vector<uint16_t>(256));
   DeviceArray<float> product(std::vector<float>(64));
   DeviceArray<int> rest(std::vector<int>(3, -1));
-  warp_matrix_kernel<<<1, 32>>>(in.device, copied.device, transposed.device, product.device, rest.device);
+  warp_matrix_kernel<<<1, 32>>>(in.device, copied.device, transposed.device, product.device,
+                                rest.device);
   copied.read();
   transposed.read();
   for (int i = 0; i < 256; ++i) {

@@ -1,16 +1,20 @@
-// Ordering between ordinary accesses and the asynchronous engines (copy engine, wgmma), named barriers,
-// register redistribution and programmatic dependent launch.
+// Ordering between ordinary accesses and the asynchronous engines (copy engine, wgmma), named
+// barriers, register redistribution and programmatic dependent launch.
 #pragma once
 #include <cstdint>
 
 namespace m3::hopper {
 
-// Ordinary stores to shared memory before it are seen by wgmma and bulk copies after it. Each writing
-// thread calls it before the barrier that hands the data over.
-__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Ordinary stores to shared memory before it are seen by wgmma and bulk copies after it. Each
+// writing thread calls it before the barrier that hands the data over.
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 // The same for all memory: global data written by ordinary stores and then read by a bulk copy.
-__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void fence_async() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
 
 // Barrier `id` (1..15; 0 is __syncthreads) over num_threads threads, a multiple of 32.
 __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t num_threads) {
@@ -47,7 +51,9 @@ __device__ __forceinline__ bool elect_one() {
 }
 
 // Programmatic dependent launch: waits for the results of the grid before, ...
-__device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void grid_dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
 // ... and lets the next grid start early.
 __device__ __forceinline__ void grid_dependency_launch() {

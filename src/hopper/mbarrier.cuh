@@ -12,7 +12,8 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
 }
 
 __device__ __forceinline__ void mbarrier_init(uint64_t* bar, uint32_t num_arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(bar)), "r"(num_arrivals) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(bar)), "r"(num_arrivals)
+               : "memory");
 }
 
 // Makes the initialised barriers visible to the copy engine and to the cluster.
@@ -26,13 +27,15 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* bar) {
 
 // One arrival, and `bytes` more to come from bulk copies in this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* bar, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)),
+               "r"(bytes)
                : "memory");
 }
 
 // More bytes, no arrival: for several threads that share one phase.
 __device__ __forceinline__ void mbarrier_expect_tx(uint64_t* bar, uint32_t bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(smem_address(bar)), "r"(bytes)
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(smem_address(bar)),
+               "r"(bytes)
                : "memory");
 }
 
@@ -43,7 +46,8 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* bar, uint32_t 
       ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
       "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
-      "}" ::"r"(smem_address(bar)), "r"(cta_rank)
+      "}" ::"r"(smem_address(bar)),
+      "r"(cta_rank)
       : "memory");
 }
 

@@ -40,22 +40,30 @@ struct S8 {
 };
 
 template <typename Type, int N, Operand kA, int kTransposeB>
-__device__ void multiply(typename Type::Sum (&d)[N / 2], uint64_t a, const uint32_t (&fragment)[4], uint64_t b, int scale) {
+__device__ void multiply(typename Type::Sum (&d)[N / 2], uint64_t a, const uint32_t (&fragment)[4],
+                         uint64_t b, int scale) {
   if constexpr (std::is_same_v<Type, Bf16>) {
-    if constexpr (kA == Operand::kShared) wgmma_bf16_ss<kTransposeB>(d, a, b, scale);
-    else wgmma_bf16_rs<kTransposeB>(d, fragment, b, scale);
+    if constexpr (kA == Operand::kShared)
+      wgmma_bf16_ss<kTransposeB>(d, a, b, scale);
+    else
+      wgmma_bf16_rs<kTransposeB>(d, fragment, b, scale);
   } else if constexpr (std::is_same_v<Type, E4m3>) {
-    if constexpr (kA == Operand::kShared) wgmma_e4m3_ss(d, a, b, scale);
-    else wgmma_e4m3_rs(d, fragment, b, scale);
+    if constexpr (kA == Operand::kShared)
+      wgmma_e4m3_ss(d, a, b, scale);
+    else
+      wgmma_e4m3_rs(d, fragment, b, scale);
   } else {
-    if constexpr (kA == Operand::kShared) wgmma_s8_ss(d, a, b, scale);
-    else wgmma_s8_rs(d, fragment, b, scale);
+    if constexpr (kA == Operand::kShared)
+      wgmma_s8_ss(d, a, b, scale);
+    else
+      wgmma_s8_rs(d, fragment, b, scale);
   }
 }
 
 // out[64][N] = 3 + a[64][K] b[K][N]; K = 128 bytes.
 template <typename Type, int N, Operand kA, int kTransposeB>
-__global__ void __launch_bounds__(128) product_kernel(const int* a, const int* b, typename Type::Sum* out) {
+__global__ void __launch_bounds__(128)
+    product_kernel(const int* a, const int* b, typename Type::Sum* out) {
   using Element = typename Type::Element;
   constexpr int K = kRowBytes / sizeof(Element), kStepElements = 32 / sizeof(Element);
   extern __shared__ __align__(1024) char smem[];
@@ -64,15 +72,18 @@ __global__ void __launch_bounds__(128) product_kernel(const int* a, const int* b
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
   for (int i = tid; i < 64 * K; i += 128) {
     const Element x = Type::make(a[i]);
-    store_swizzled(tile_a, i / K, i % K * sizeof(Element), reinterpret_cast<const char*>(&x), sizeof(Element));
+    store_swizzled(tile_a, i / K, i % K * sizeof(Element), reinterpret_cast<const char*>(&x),
+                   sizeof(Element));
   }
   for (int i = tid; i < N * K; i += 128) {
     const int k = i / N, n = i % N;
     const Element x = Type::make(b[i]);
     if (kTransposeB) {  // rows are k, 64 columns each
-      store_swizzled(tile_b + n / 64 * K * kRowBytes, k, n % 64 * 2, reinterpret_cast<const char*>(&x), 2);
+      store_swizzled(tile_b + n / 64 * K * kRowBytes, k, n % 64 * 2,
+                     reinterpret_cast<const char*>(&x), 2);
     } else {
-      store_swizzled(tile_b, n, k * sizeof(Element), reinterpret_cast<const char*>(&x), sizeof(Element));
+      store_swizzled(tile_b, n, k * sizeof(Element), reinterpret_cast<const char*>(&x),
+                     sizeof(Element));
     }
   }
   fence_async_shared();
@@ -81,12 +92,15 @@ __global__ void __launch_bounds__(128) product_kernel(const int* a, const int* b
   typename Type::Sum d[N / 2];
   for (int i = 0; i < N / 2; ++i) d[i] = 3;
   const uint64_t desc_a = descriptor_k_major(tile_a);
-  const uint64_t desc_b = kTransposeB ? descriptor_mn_major(tile_b, K * kRowBytes) : descriptor_k_major(tile_b);
+  const uint64_t desc_b =
+      kTransposeB ? descriptor_mn_major(tile_b, K * kRowBytes) : descriptor_k_major(tile_b);
   wgmma_pin(d);
   uint32_t fragment[4][4];
   for (int step = 0; step < 4; ++step) {
-    for (int i = 0; i < 4; ++i) {  // rows lane / 4 (+ 8), four bytes at 4 (lane % 4) (+ 16) of the step's 32
-      const int row = warp * 16 + lane / 4 + i % 2 * 8, byte = step * 32 + lane % 4 * 4 + i / 2 * 16;
+    // Rows lane / 4 (+ 8), four bytes at 4 (lane % 4) (+ 16) of the step's 32.
+    for (int i = 0; i < 4; ++i) {
+      const int row = warp * 16 + lane / 4 + i % 2 * 8,
+                byte = step * 32 + lane % 4 * 4 + i / 2 * 16;
       Element pair[4 / sizeof(Element)];
       for (int e = 0; e < 4 / static_cast<int>(sizeof(Element)); ++e) {
         pair[e] = Type::make(a[row * K + byte / static_cast<int>(sizeof(Element)) + e]);
@@ -97,14 +111,17 @@ __global__ void __launch_bounds__(128) product_kernel(const int* a, const int* b
   wgmma_pin(fragment);
   wgmma_fence();
   for (int step = 0; step < 4; ++step) {
-    const uint64_t b_step = descriptor_advance(desc_b, kTransposeB ? step * kStepElements * kRowBytes : step * 32);
-    multiply<Type, N, kA, kTransposeB>(d, descriptor_advance(desc_a, step * 32), fragment[step], b_step, 1);
+    const uint64_t b_step =
+        descriptor_advance(desc_b, kTransposeB ? step * kStepElements * kRowBytes : step * 32);
+    multiply<Type, N, kA, kTransposeB>(d, descriptor_advance(desc_a, step * 32), fragment[step],
+                                       b_step, 1);
   }
   wgmma_commit();
   wgmma_wait<0>();
   wgmma_pin(d);
   for (int i = 0; i < N / 2; ++i) {
-    const int row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+    const int row = warp * 16 + lane / 4 + i / 2 % 2 * 8,
+              column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
     out[row * N + column] = d[i];
   }
 }
@@ -114,7 +131,8 @@ void check_product() {
   constexpr int K = kRowBytes / sizeof(typename Type::Element);
   std::vector<int> a(64 * K), b(K * N);
   for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<int>(i * 2654435761u >> 28) % 7 - 3;
-  for (size_t i = 0; i < b.size(); ++i) b[i] = static_cast<int>((i + 17) * 2246822519u >> 28) % 7 - 3;
+  for (size_t i = 0; i < b.size(); ++i)
+    b[i] = static_cast<int>((i + 17) * 2246822519u >> 28) % 7 - 3;
   int *da, *db;
   typename Type::Sum* out;
   M3_CUDA_CHECK(cudaMalloc(&da, a.size() * 4));
@@ -132,16 +150,19 @@ void check_product() {
     for (int n = 0; n < N; ++n) {
       int want = 3;
       for (int k = 0; k < K; ++k) want += a[m * K + k] * b[k * N + n];
-      ASSERT_EQ(static_cast<int>(got[m * N + n]), want) << "N " << N << " row " << m << " column " << n;
+      ASSERT_EQ(static_cast<int>(got[m * N + n]), want)
+          << "N " << N << " row " << m << " column " << n;
     }
   }
-  for (void* p : {static_cast<void*>(da), static_cast<void*>(db), static_cast<void*>(out)}) cudaFree(p);
+  for (void* p : {static_cast<void*>(da), static_cast<void*>(db), static_cast<void*>(out)})
+    cudaFree(p);
 }
 
 #define M3_NEEDS_GPU() \
   if (num_cuda_devices() == 0) GTEST_SKIP() << "no GPU: " << cuda_unavailable_reason()
 
-// Every width once, and at one width every type, operand and order: widths and types meet in no other place.
+// Every width once, and at one width every type, operand and order: widths and types meet in no
+// other place.
 TEST(Wgmma, every_width) {
   M3_NEEDS_GPU();
   check_product<Bf16, 8, Operand::kShared>();

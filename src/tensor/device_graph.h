@@ -1,7 +1,8 @@
 // Work recorded once and replayed: a CUDA graph with its own stream, timed by events on the device.
 //   DeviceGraph graph(device, [&](Stream s) { index_select(..., s); attend(..., s); });
 //   double ms = graph.replay_ms();
-// What the body calls must be capturable: no allocation, no waiting. Without CUDA the constructor throws.
+// What the body calls must be capturable: no allocation, no waiting. Without CUDA the constructor
+// throws.
 #pragma once
 #include <functional>
 

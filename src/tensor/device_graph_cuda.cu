@@ -37,7 +37,8 @@ double DeviceGraph::replay_ms() {
   M3_CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(end_), stream));
   M3_CUDA_CHECK(cudaStreamSynchronize(stream));
   float ms = 0;
-  M3_CUDA_CHECK(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(begin_), static_cast<cudaEvent_t>(end_)));
+  M3_CUDA_CHECK(
+      cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(begin_), static_cast<cudaEvent_t>(end_)));
   return ms;
 }
 

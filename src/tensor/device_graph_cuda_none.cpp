@@ -8,6 +8,8 @@ DeviceGraph::DeviceGraph(Device device, const std::function<void(Stream)>&) {
   M3_FAIL("{}: {}", device.str(), cuda_unavailable_reason());
 }
 DeviceGraph::~DeviceGraph() = default;
-double DeviceGraph::replay_ms() { M3_FAIL("{}", cuda_unavailable_reason()); }
+double DeviceGraph::replay_ms() {
+  M3_FAIL("{}", cuda_unavailable_reason());
+}
 
 }  // namespace m3

@@ -9,24 +9,29 @@
 namespace m3 {
 namespace {
 
-// Below so many query rows the plan costs more than pairs save; 300 rows were measured to gain (docs/lab/prefill.md).
+// Below so many query rows the plan costs more than pairs save; 300 rows were measured to gain
+// (docs/lab/prefill.md).
 constexpr int64_t kHybridQueries = 256;
-// A history block is shared from so many of 4 neighbours on: one union tile of a half tile costs as much
-// as 2.4 pairs (hopper.md §5.4).
+// A history block is shared from so many of 4 neighbours on: one union tile of a half tile costs as
+// much as 2.4 pairs (hopper.md §5.4).
 constexpr int kHybridThreshold = 3, kRowsThreshold = 5;
 constexpr double kLog2e = 1.4426950408889634;
 
-int64_t max_blocks(const MsaGeometry& g, const MsaBatch& batch) { return (batch.max_k_len + g.block - 1) / g.block; }
+int64_t max_blocks(const MsaGeometry& g, const MsaBatch& batch) {
+  return (batch.max_k_len + g.block - 1) / g.block;
+}
 
 bool has_blocks_or_all(const AttendSupport& support) {
   return support.kind == AttendSupport::Kind::kBlocks || support.kind == AttendSupport::Kind::kFull;
 }
 
 bool is_decode(const MsaGeometry& g, const MsaBatch& batch) {
-  return batch.layout == KvLayout::kPaged && attend_decode_supports(g, batch.max_q_len, max_blocks(g, batch)).empty();
+  return batch.layout == KvLayout::kPaged &&
+         attend_decode_supports(g, batch.max_q_len, max_blocks(g, batch)).empty();
 }
 
-AttendDecodeTuning decode_tuning(const MsaGeometry& g, const MsaBatch& batch, const AttendSupport& support) {
+AttendDecodeTuning decode_tuning(const MsaGeometry& g, const MsaBatch& batch,
+                                 const AttendSupport& support) {
   const bool full = support.kind == AttendSupport::Kind::kFull;
   return attend_decode_tuning(g, batch.num_seqs, batch.max_q_len, batch.max_k_len, full);
 }
@@ -60,29 +65,40 @@ void attend_decode_path(const AttendCudaArgs& a, Stream stream) {
 
 const char* attend_path_name(AttendPath path) {
   switch (path) {
-    case AttendPath::kGeneral: return "general";
-    case AttendPath::kTile: return "tile";
-    case AttendPath::kHybrid: return "hybrid";
-    case AttendPath::kRows: return "rows";
-    case AttendPath::kDecode: return "decode";
+    case AttendPath::kGeneral:
+      return "general";
+    case AttendPath::kTile:
+      return "tile";
+    case AttendPath::kHybrid:
+      return "hybrid";
+    case AttendPath::kRows:
+      return "rows";
+    case AttendPath::kDecode:
+      return "decode";
   }
   return "?";
 }
 
-AttendPath attend_cuda_path(const MsaGeometry& g, const MsaBatch& batch, const AttendSupport& support,
-                            DType query_dtype, DType kv_dtype, DType out_dtype) {
-  const bool bf16 = query_dtype == DType::kBF16 && kv_dtype == DType::kBF16 && out_dtype == DType::kBF16;
+AttendPath attend_cuda_path(const MsaGeometry& g, const MsaBatch& batch,
+                            const AttendSupport& support, DType query_dtype, DType kv_dtype,
+                            DType out_dtype) {
+  const bool bf16 =
+      query_dtype == DType::kBF16 && kv_dtype == DType::kBF16 && out_dtype == DType::kBF16;
   if (!bf16 || !has_blocks_or_all(support) || g.logit_scale() <= 0) return AttendPath::kGeneral;
   if (is_decode(g, batch)) return AttendPath::kDecode;
   const bool shape = g.head_dim == 128 && g.block == 128 && g.heads_per_group == 16;
   const bool topk = g.topk == 4 || g.topk == 16;
-  if (!shape || (support.kind == AttendSupport::Kind::kBlocks && !topk)) return AttendPath::kGeneral;
-  const bool pairs_pay = support.kind == AttendSupport::Kind::kBlocks && batch.num_queries >= kHybridQueries;
+  if (!shape || (support.kind == AttendSupport::Kind::kBlocks && !topk))
+    return AttendPath::kGeneral;
+  const bool pairs_pay =
+      support.kind == AttendSupport::Kind::kBlocks && batch.num_queries >= kHybridQueries;
   return pairs_pay ? AttendPath::kHybrid : AttendPath::kTile;
 }
 
-int64_t attend_cuda_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch, const AttendSupport& support) {
-  int64_t bytes = attend_sm90_workspace_bytes(g, batch, support.kind == AttendSupport::Kind::kBlocks ? kRowsThreshold : 1);
+int64_t attend_cuda_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch,
+                                    const AttendSupport& support) {
+  int64_t bytes = attend_sm90_workspace_bytes(
+      g, batch, support.kind == AttendSupport::Kind::kBlocks ? kRowsThreshold : 1);
   if (has_blocks_or_all(support) && is_decode(g, batch)) {
     const int splits = decode_tuning(g, batch, support).splits;
     bytes = std::max(bytes, attend_decode_workspace_bytes(g, batch.num_queries, splits));
@@ -92,11 +108,16 @@ int64_t attend_cuda_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch,
 
 void attend_cuda(const AttendCudaArgs& args, AttendPath path, Stream stream) {
   switch (path) {
-    case AttendPath::kGeneral: return attend_general(args, stream);
-    case AttendPath::kTile: return attend_sm90(args, 1, stream);
-    case AttendPath::kHybrid: return attend_sm90(args, kHybridThreshold, stream);
-    case AttendPath::kRows: return attend_sm90(args, kRowsThreshold, stream);
-    case AttendPath::kDecode: return attend_decode_path(args, stream);
+    case AttendPath::kGeneral:
+      return attend_general(args, stream);
+    case AttendPath::kTile:
+      return attend_sm90(args, 1, stream);
+    case AttendPath::kHybrid:
+      return attend_sm90(args, kHybridThreshold, stream);
+    case AttendPath::kRows:
+      return attend_sm90(args, kRowsThreshold, stream);
+    case AttendPath::kDecode:
+      return attend_decode_path(args, stream);
   }
 }
 

@@ -16,23 +16,25 @@ struct AttendCudaArgs {
   int64_t num_pages = 0;           // P of a paged cache; for packed keys, their rows S
   const int32_t* lists = nullptr;  // ids [R, T, K] or tokens [T, budget]
   void* o_THD = nullptr;
-  float* lse_TH = nullptr;         // or absent
+  float* lse_TH = nullptr;  // or absent
   void* workspace = nullptr;
 };
 
 enum class AttendPath : uint8_t {
   kGeneral,  // any geometry, f32 or bf16, every support
-  kTile,     // wgmma, query-outer: 8 queries share a ring of the blocks any of them wants; kBlocks, kFull
+  kTile,     // wgmma, query-outer: 8 queries share a ring of the blocks any wants; kBlocks, kFull
   kHybrid,   // wgmma: blocks that few neighbours share go through a block-outer pass first; kBlocks
   kRows,     // wgmma: every history block goes through that pass; kBlocks
   kDecode,   // paged, up to 16 query rows per sequence (attend_decode.h); kBlocks, kFull
 };
 const char* attend_path_name(AttendPath path);
-AttendPath attend_cuda_path(const MsaGeometry& geometry, const MsaBatch& batch, const AttendSupport& support,
-                            DType query_dtype, DType kv_dtype, DType out_dtype);
+AttendPath attend_cuda_path(const MsaGeometry& geometry, const MsaBatch& batch,
+                            const AttendSupport& support, DType query_dtype, DType kv_dtype,
+                            DType out_dtype);
 
 // Enough for every path of these sizes.
-int64_t attend_cuda_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch, const AttendSupport& support);
+int64_t attend_cuda_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch,
+                                    const AttendSupport& support);
 
 void attend_cuda(const AttendCudaArgs& args, AttendPath path, Stream stream);
 

@@ -1,5 +1,5 @@
-// GPU paths of attend against the fp64 reference and the CPU's fp32 path, which has its own tests against
-// that reference. Names T01.. refer to msa.md §15, tolerances to §14.
+// GPU paths of attend against the fp64 reference and the CPU's fp32 path, which has its own tests
+// against that reference. Names T01.. refer to msa.md §15, tolerances to §14.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -29,12 +29,14 @@ std::vector<float> widen(const DeviceTensor& tensor) {
   return values;
 }
 
-Output attend_gpu(const Data& d, const DeviceData& gpu, KvLayout layout, AttendPath path, const AttendSupport& support,
-                  const DeviceTensor& lists, DType out_dtype = DType::kBF16) {
+Output attend_gpu(const Data& d, const DeviceData& gpu, KvLayout layout, AttendPath path,
+                  const AttendSupport& support, const DeviceTensor& lists,
+                  DType out_dtype = DType::kBF16) {
   const bool paged = layout == KvLayout::kPaged;
   const MsaBatch& batch = paged ? gpu.paged : gpu.packed;
   const DeviceTensor &k = paged ? gpu.k_pages : gpu.k, &v = paged ? gpu.v_pages : gpu.v;
-  const DeviceTensor o(out_dtype, {d.T(), d.g.heads(), d.g.head_dim}), lse(DType::kF32, {d.T(), d.g.heads()});
+  const DeviceTensor o(out_dtype, {d.T(), d.g.heads(), d.g.head_dim}),
+      lse(DType::kF32, {d.T(), d.g.heads()});
   const DeviceTensor workspace(DType::kU8, {attend_cuda_workspace_bytes(d.g, batch, support)});
   for (const DeviceTensor* t : {&o, &lse, &workspace}) t->poison();
   attend_cuda({.geometry = d.g,
@@ -55,16 +57,20 @@ Output attend_gpu(const Data& d, const DeviceData& gpu, KvLayout layout, AttendP
   return {widen(o), lse.download<float>()};
 }
 
-Output attend_host(const Data& d, const AttendSupport& support, const Tensor& lists, bool reference) {
-  Output out{std::vector<float>(d.T() * d.g.heads() * d.g.head_dim), std::vector<float>(d.T() * d.g.heads())};
+Output attend_host(const Data& d, const AttendSupport& support, const Tensor& lists,
+                   bool reference) {
+  Output out{std::vector<float>(d.T() * d.g.heads() * d.g.head_dim),
+             std::vector<float>(d.T() * d.g.heads())};
   const Tensor o(out.o.data(), DType::kF32, {d.T(), d.g.heads(), d.g.head_dim});
   const Tensor lse(out.lse.data(), DType::kF32, {d.T(), d.g.heads()});
   if (reference) {
     attend_ref(d.g, d.packed(), support, d.q.tensor(), d.k.tensor(), d.v.tensor(), lists, o, lse);
   } else {
-    const AttendPlan plan = attend_plan(d.g, d.packed(), {.support = support, .compute = MsaCompute::kF32});
+    const AttendPlan plan =
+        attend_plan(d.g, d.packed(), {.support = support, .compute = MsaCompute::kF32});
     const Workspace workspace(plan.workspace_bytes);
-    attend(plan, d.packed(), d.q.tensor(), d.k.tensor(), d.v.tensor(), lists, o, lse, workspace.get());
+    attend(plan, d.packed(), d.q.tensor(), d.k.tensor(), d.v.tensor(), lists, o, lse,
+           workspace.get());
   }
   return out;
 }
@@ -83,7 +89,8 @@ struct Tolerance {
 constexpr Tolerance kFp32 = {2e-6, 2e-5, 1e-4}, kBf16 = {4e-3, 8e-3, 5e-4};
 
 // Row errors of msa.md §14: |x - ref| / max(|ref|, 0.1 RMS of the row norms).
-void expect_close(const Data& d, const Output& got, const Output& want, const Tolerance& tolerance) {
+void expect_close(const Data& d, const Output& got, const Output& want,
+                  const Tolerance& tolerance) {
   const int D = d.g.head_dim;
   const int64_t rows = d.T() * d.g.heads();
   double mean_square = 0;
@@ -97,20 +104,27 @@ void expect_close(const Data& d, const Output& got, const Output& want, const To
     }
     const double floor = std::max(std::sqrt(norm), 0.1 * std::sqrt(mean_square));
     const double e = floor == 0 ? std::sqrt(error) : std::sqrt(error) / floor;
-    ASSERT_LE(e, tolerance.max) << "row " << row / d.g.heads() << " head " << row % d.g.heads() << " of " << d.T();
+    ASSERT_LE(e, tolerance.max) << "row " << row / d.g.heads() << " head " << row % d.g.heads()
+                                << " of " << d.T();
     sum += e / rows;
     const float a = got.lse[row], b = want.lse[row];
     if (std::isinf(b)) {
       ASSERT_EQ(a, b) << "LSE of row " << row / d.g.heads();
     } else {
-      ASSERT_NEAR(a, b, tolerance.lse_max + std::abs(b) * 0x1p-21) << "LSE of row " << row / d.g.heads();
+      ASSERT_NEAR(a, b, tolerance.lse_max + std::abs(b) * 0x1p-21)
+          << "LSE of row " << row / d.g.heads();
     }
   }
   EXPECT_LE(sum, tolerance.mean);
 }
 
 MsaGeometry fast(int groups, int topk) {
-  return {.groups = groups, .heads_per_group = 16, .head_dim = 128, .index_dim = 16, .block = 128, .topk = topk};
+  return {.groups = groups,
+          .heads_per_group = 16,
+          .head_dim = 128,
+          .index_dim = 16,
+          .block = 128,
+          .topk = topk};
 }
 
 std::vector<Lengths> random_lengths(Philox& rng) {
@@ -118,8 +132,11 @@ std::vector<Lengths> random_lengths(Philox& rng) {
   std::vector<Lengths> lengths;
   const int num = 1 + static_cast<int>(rng.below(4));
   for (int n = 0; n < num; ++n) {
-    const int32_t k = rng.below(2) ? borders[rng.below(10)] : 1 + static_cast<int32_t>(rng.below(4000));
-    lengths.push_back({std::min<int32_t>(k, 1 + static_cast<int32_t>(rng.below(rng.below(4) == 0 ? 140 : 20))), k});
+    const int32_t k =
+        rng.below(2) ? borders[rng.below(10)] : 1 + static_cast<int32_t>(rng.below(4000));
+    lengths.push_back(
+        {std::min<int32_t>(k, 1 + static_cast<int32_t>(rng.below(rng.below(4) == 0 ? 140 : 20))),
+         k});
   }
   if (rng.below(5) == 0) lengths.push_back({3, 0});  // an unused slot
   if (rng.below(5) == 0) lengths.push_back({0, 300});
@@ -135,39 +152,54 @@ TEST(AttendCuda, hopper_paths_equal_cpu_over_generated_cases) {
     const int topks[] = {4, 16}, groups[] = {1, 2, 4};
     const MsaGeometry g = fast(groups[rng.below(3)], topks[rng.below(2)]);
     const Data d = make_data(g, random_lengths(rng), DType::kBF16, 500 + i, i % 3 == 0 ? 4.0 : 1.0);
-    SCOPED_TRACE(fmt::format("seed {} groups {} topk {} sequences {}", d.seed, g.groups, g.topk, d.num_seqs()));
+    SCOPED_TRACE(fmt::format("seed {} groups {} topk {} sequences {}", d.seed, g.groups, g.topk,
+                             d.num_seqs()));
     const DeviceData gpu(d);
     const Buffer ids = select_ids(d);
     const DeviceTensor lists(ids.tensor());
     const Output want = attend_host(d, AttendSupport::blocks(), ids.tensor(), false);
     for (AttendPath path : kBlockPaths) {
       SCOPED_TRACE(attend_path_name(path));
-      const Output got = attend_gpu(d, gpu, KvLayout::kPacked, path, AttendSupport::blocks(), lists);
+      const Output got =
+          attend_gpu(d, gpu, KvLayout::kPacked, path, AttendSupport::blocks(), lists);
       expect_close(d, got, want, kBf16);
-      EXPECT_TRUE(got == attend_gpu(d, gpu, KvLayout::kPacked, path, AttendSupport::blocks(), lists)) << "second run";
-      EXPECT_TRUE(got == attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists)) << "paged";
+      EXPECT_TRUE(got ==
+                  attend_gpu(d, gpu, KvLayout::kPacked, path, AttendSupport::blocks(), lists))
+          << "second run";
+      EXPECT_TRUE(got == attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists))
+          << "paged";
     }
     if (i % 2 == 0) {
       const Output all = attend_host(d, AttendSupport::full(), {}, false);
-      expect_close(d, attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kTile, AttendSupport::full(), {}), all, kBf16);
-      expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kTile, AttendSupport::full(), {}), all, kBf16);
+      expect_close(
+          d, attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kTile, AttendSupport::full(), {}),
+          all, kBf16);
+      expect_close(
+          d, attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kTile, AttendSupport::full(), {}),
+          all, kBf16);
     }
     if (testing::Test::HasFailure()) return;
   }
 }
 
-// Many tiles per CTA, all ring phases, several sequences in one launch; the oracle is the general GPU path.
+// Many tiles per CTA, all ring phases, several sequences in one launch; the oracle is the general
+// GPU path.
 TEST(AttendCuda, whole_prefill_equals_general_path) {
   M3_SKIP_WITHOUT_GPU();
   const Data d = make_data(fast(4, 16), {{3000, 3000}, {333, 5000}, {130, 2049}}, DType::kBF16, 11);
   const DeviceData gpu(d);
   const DeviceTensor lists(select_ids(d).tensor());
-  const Output want = attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kGeneral, AttendSupport::blocks(), lists, DType::kF32);
+  const Output want = attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kGeneral,
+                                 AttendSupport::blocks(), lists, DType::kF32);
   for (AttendPath path : kBlockPaths) {
-    expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists), want, kBf16);
+    expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists),
+                 want, kBf16);
   }
-  const Output all = attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kGeneral, AttendSupport::full(), {}, DType::kF32);
-  expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kTile, AttendSupport::full(), {}), all, kBf16);
+  const Output all = attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kGeneral,
+                                AttendSupport::full(), {}, DType::kF32);
+  expect_close(d,
+               attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kTile, AttendSupport::full(), {}),
+               all, kBf16);
 }
 
 // Partial results of more queries than a chunk holds: the workspace is used twice.
@@ -176,16 +208,18 @@ TEST(AttendCuda, several_chunks_equal_general_path) {
   const Data d = make_data(fast(1, 16), {{12500, 12500}, {40, 9000}}, DType::kBF16, 14);
   const DeviceData gpu(d);
   const DeviceTensor lists(select_ids(d).tensor());
-  const Output want = attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kGeneral, AttendSupport::blocks(), lists, DType::kF32);
+  const Output want = attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kGeneral,
+                                 AttendSupport::blocks(), lists, DType::kF32);
   for (AttendPath path : {AttendPath::kHybrid, AttendPath::kRows}) {
     const Output got = attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists);
     expect_close(d, got, want, kBf16);
-    EXPECT_TRUE(got == attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists)) << "second run";
+    EXPECT_TRUE(got == attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists))
+        << "second run";
   }
 }
 
-// T21, T23: NaN in keys and values that a row does not see changes nothing, also inside its own block and
-// in blocks that only its neighbours selected.
+// T21, T23: NaN in keys and values that a row does not see changes nothing, also inside its own
+// block and in blocks that only its neighbours selected.
 TEST(AttendCuda, unseen_nan_has_no_effect) {
   M3_SKIP_WITHOUT_GPU();
   const MsaGeometry g = fast(2, 4);
@@ -220,7 +254,8 @@ TEST(AttendCuda, unseen_nan_has_no_effect) {
         if (sees[h / g.heads_per_group * d.T() + t]) continue;
         for (int c = 0; c < g.head_dim; ++c) {
           const int64_t at = (t * g.heads() + h) * g.head_dim + c;
-          ASSERT_NEAR(got.o[at], clean.o[at], 0.02) << attend_path_name(path) << " row " << t << " head " << h;
+          ASSERT_NEAR(got.o[at], clean.o[at], 0.02)
+              << attend_path_name(path) << " row " << t << " head " << h;
         }
         ASSERT_NEAR(got.lse[t * g.heads() + h], clean.lse[t * g.heads() + h], 1e-3);
       }
@@ -233,29 +268,57 @@ TEST(AttendCuda, general_path_equals_reference_over_geometries_types_and_support
   const MsaGeometry geometries[] = {
       {.groups = 2, .heads_per_group = 2, .head_dim = 32, .index_dim = 16, .block = 16, .topk = 4},
       {.groups = 3, .heads_per_group = 3, .head_dim = 48, .index_dim = 16, .block = 48, .topk = 4},
-      {.groups = 1, .heads_per_group = 8, .head_dim = 256, .index_dim = 16, .block = 32, .topk = 5, .local = 2, .init = 1},
-      {.groups = 2, .heads_per_group = 4, .head_dim = 64, .index_dim = 16, .block = 64, .topk = 2, .scale = 0.3},
+      {.groups = 1,
+       .heads_per_group = 8,
+       .head_dim = 256,
+       .index_dim = 16,
+       .block = 32,
+       .topk = 5,
+       .local = 2,
+       .init = 1},
+      {.groups = 2,
+       .heads_per_group = 4,
+       .head_dim = 64,
+       .index_dim = 16,
+       .block = 64,
+       .topk = 2,
+       .scale = 0.3},
       fast(2, 4),
       // Geometries of M3's family that the fast paths do not have: G 1, 2, 4, 8; D 64; B 64; K 64.
-      {.groups = 2, .heads_per_group = 1, .head_dim = 128, .index_dim = 16, .block = 128, .topk = 4},
+      {.groups = 2,
+       .heads_per_group = 1,
+       .head_dim = 128,
+       .index_dim = 16,
+       .block = 128,
+       .topk = 4},
       {.groups = 2, .heads_per_group = 2, .head_dim = 128, .index_dim = 16, .block = 64, .topk = 4},
-      {.groups = 1, .heads_per_group = 4, .head_dim = 128, .index_dim = 16, .block = 128, .topk = 8},
+      {.groups = 1,
+       .heads_per_group = 4,
+       .head_dim = 128,
+       .index_dim = 16,
+       .block = 128,
+       .topk = 8},
       {.groups = 1, .heads_per_group = 8, .head_dim = 64, .index_dim = 16, .block = 64, .topk = 64},
   };
   uint64_t seed = 100;
   for (const MsaGeometry& g : geometries) {
     for (DType dtype : {DType::kF32, DType::kBF16}) {
-      const Data d = make_data(g, {{40, 300}, {1, 301}, {5, g.block + 2}, {0, 7}, {3, 0}, {g.block, g.block}}, dtype, seed++);
+      const Data d =
+          make_data(g, {{40, 300}, {1, 301}, {5, g.block + 2}, {0, 7}, {3, 0}, {g.block, g.block}},
+                    dtype, seed++);
       const DeviceData gpu(d);
       const Buffer ids = select_ids(d);
-      const AttendSupport supports[] = {AttendSupport::blocks(), AttendSupport::full(), AttendSupport::sliding(37, 5)};
+      const AttendSupport supports[] = {AttendSupport::blocks(), AttendSupport::full(),
+                                        AttendSupport::sliding(37, 5)};
       for (const AttendSupport& support : supports) {
         SCOPED_TRACE(fmt::format("seed {} support {}", d.seed, static_cast<int>(support.kind)));
         const bool blocks = support.kind == AttendSupport::Kind::kBlocks;
         const DeviceTensor lists = blocks ? DeviceTensor(ids.tensor()) : DeviceTensor();
         const Output want = attend_host(d, support, blocks ? ids.tensor() : Tensor(), true);
         for (KvLayout layout : {KvLayout::kPacked, KvLayout::kPaged}) {
-          expect_close(d, attend_gpu(d, gpu, layout, AttendPath::kGeneral, support, lists, DType::kF32), want, kFp32);
+          expect_close(
+              d, attend_gpu(d, gpu, layout, AttendPath::kGeneral, support, lists, DType::kF32),
+              want, kFp32);
         }
       }
     }
@@ -264,9 +327,14 @@ TEST(AttendCuda, general_path_equals_reference_over_geometries_types_and_support
 
 // Which path a call takes: by types, geometry and the host's bounds of the lengths.
 TEST(AttendCuda, path_follows_types_geometry_and_sizes) {
-  const auto path = [](const MsaGeometry& g, int64_t num_queries, int64_t max_q_len, const AttendSupport& support,
-                       DType dtype = DType::kBF16, KvLayout layout = KvLayout::kPaged) {
-    const MsaBatch batch{.layout = layout, .num_seqs = 2, .num_queries = num_queries, .max_q_len = max_q_len, .max_k_len = 131072};
+  const auto path = [](const MsaGeometry& g, int64_t num_queries, int64_t max_q_len,
+                       const AttendSupport& support, DType dtype = DType::kBF16,
+                       KvLayout layout = KvLayout::kPaged) {
+    const MsaBatch batch{.layout = layout,
+                         .num_seqs = 2,
+                         .num_queries = num_queries,
+                         .max_q_len = max_q_len,
+                         .max_k_len = 131072};
     return attend_cuda_path(g, batch, support, dtype, dtype, dtype);
   };
   const MsaGeometry m3 = fast(4, 16);
@@ -274,7 +342,8 @@ TEST(AttendCuda, path_follows_types_geometry_and_sizes) {
   EXPECT_EQ(path(m3, 2, 1, blocks), AttendPath::kDecode);
   EXPECT_EQ(path(m3, 32, 16, blocks), AttendPath::kDecode);
   EXPECT_EQ(path(m3, 2, 1, full), AttendPath::kDecode);
-  EXPECT_EQ(path(m3, 2, 1, blocks, DType::kBF16, KvLayout::kPacked), AttendPath::kTile) << "decode reads pages";
+  EXPECT_EQ(path(m3, 2, 1, blocks, DType::kBF16, KvLayout::kPacked), AttendPath::kTile)
+      << "decode reads pages";
   EXPECT_EQ(path(m3, 34, 17, blocks), AttendPath::kTile);
   EXPECT_EQ(path(m3, 255, 200, blocks), AttendPath::kTile);
   EXPECT_EQ(path(m3, 256, 200, blocks), AttendPath::kHybrid);
@@ -295,7 +364,8 @@ TEST(AttendCuda, path_follows_types_geometry_and_sizes) {
   EXPECT_EQ(path(small, 131072, 131072, blocks), AttendPath::kGeneral);
 }
 
-// Small enough for compute-sanitizer (scripts/gpu-check.sh): pairs, shared blocks, empty rows, a partial block.
+// Small enough for compute-sanitizer (scripts/gpu-check.sh): pairs, shared blocks, empty rows, a
+// partial block.
 TEST(AttendCuda, small_case_of_every_path) {
   M3_SKIP_WITHOUT_GPU();
   const Data d = make_data(fast(2, 4), {{70, 1500}, {20, 700}, {2, 0}}, DType::kBF16, 13);
@@ -303,12 +373,16 @@ TEST(AttendCuda, small_case_of_every_path) {
   const Buffer ids = select_ids(d);
   const DeviceTensor lists(ids.tensor());
   const Output want = attend_host(d, AttendSupport::blocks(), ids.tensor(), false);
-  for (AttendPath path : {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows}) {
+  for (AttendPath path :
+       {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows}) {
     SCOPED_TRACE(attend_path_name(path));
-    expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists), want, kBf16);
+    expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists),
+                 want, kBf16);
   }
   const Output all = attend_host(d, AttendSupport::full(), {}, false);
-  expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kTile, AttendSupport::full(), {}), all, kBf16);
+  expect_close(d,
+               attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kTile, AttendSupport::full(), {}),
+               all, kBf16);
 }
 
 // T01: up to K blocks the operator equals dense attention.
@@ -317,8 +391,10 @@ TEST(AttendCuda, short_sequences_equal_dense) {
   const Data d = make_data(fast(4, 16), {{300, 2048}, {129, 129}}, DType::kBF16, 12);
   const DeviceData gpu(d);
   const DeviceTensor lists(select_ids(d).tensor());
-  const Output sparse = attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kTile, AttendSupport::blocks(), lists);
-  const Output dense = attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kTile, AttendSupport::full(), {});
+  const Output sparse =
+      attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kTile, AttendSupport::blocks(), lists);
+  const Output dense =
+      attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kTile, AttendSupport::full(), {});
   EXPECT_TRUE(sparse == dense) << "the same blocks in the same order: the same bits";
 }
 

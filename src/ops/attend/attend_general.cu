@@ -1,6 +1,7 @@
-// General path of attend on a GPU: any geometry and support, f32 or bf16. One warp per (query row, head),
-// 32 keys at a time: a lane per key for the logits, a lane per channel for P V, online softmax, all fp32.
-// Not fast: it serves small or unusual geometries and is the oracle of the Hopper paths on large inputs.
+// General path of attend on a GPU: any geometry and support, f32 or bf16. One warp per (query row,
+// head), 32 keys at a time: a lane per key for the logits, a lane per channel for P V, online
+// softmax, all fp32. Not fast: it serves small or unusual geometries and is the oracle of the
+// Hopper paths on large inputs.
 #include <cuda_runtime.h>
 
 #include "ops/attend/attend_cuda.h"
@@ -36,7 +37,8 @@ struct Row {
       for (int c = 0; c < D; ++c) logit = fmaf(q[c], msa_load(k + c), logit);
     }
     float chunk_max = logit;
-    for (int o = 16; o > 0; o /= 2) chunk_max = fmaxf(chunk_max, __shfl_xor_sync(0xffffffffu, chunk_max, o));
+    for (int o = 16; o > 0; o /= 2)
+      chunk_max = fmaxf(chunk_max, __shfl_xor_sync(0xffffffffu, chunk_max, o));
     const float new_max = fmaxf(maximum, chunk_max);
     const float shift = new_max == -INFINITY ? 0.0f : new_max;  // -inf - -inf would be NaN
     const float weight = exp2f(logit - shift), old = exp2f(maximum - shift);
@@ -60,18 +62,21 @@ struct Row {
 
 // One (query row i, head h) by one warp; q is the warp's [D] in shared memory.
 template <typename Kv>
-__device__ void attend_row(const AttendCudaArgs& args, float scale_log2, int64_t i, int h, float* q, int lane) {
+__device__ void attend_row(const AttendCudaArgs& args, float scale_log2, int64_t i, int h, float* q,
+                           int lane) {
   const MsaGeometry& g = args.geometry;
   const int D = g.head_dim, r = h / g.heads_per_group;
   const int64_t row = i * g.groups * g.heads_per_group + h;
   __syncwarp();  // the previous row is done with q
   for (int c = lane; c < D; c += 32) {
-    q[c] = scale_log2 * (args.query_dtype == DType::kBF16 ? msa_load(static_cast<const __nv_bfloat16*>(args.q_THD) + row * D + c)
-                                                          : static_cast<const float*>(args.q_THD)[row * D + c]);
+    q[c] = scale_log2 * (args.query_dtype == DType::kBF16
+                             ? msa_load(static_cast<const __nv_bfloat16*>(args.q_THD) + row * D + c)
+                             : static_cast<const float*>(args.q_THD)[row * D + c]);
   }
   __syncwarp();
 
-  const MsaSequence seq = msa_sequence(args.batch, msa_find(args.batch.cu_q, args.batch.num_seqs, static_cast<int32_t>(i)));
+  const MsaSequence seq = msa_sequence(
+      args.batch, msa_find(args.batch.cu_q, args.batch.num_seqs, static_cast<int32_t>(i)));
   const int p = seq.first_position + static_cast<int>(i) - seq.q_begin;
   Row<Kv> state{args, seq, q, r, lane};
   if (p >= 0) {
@@ -107,12 +112,14 @@ __device__ void attend_row(const AttendCudaArgs& args, float scale_log2, int64_t
     }
   }
   if (lane == 0 && args.lse_TH != nullptr) {
-    args.lse_TH[row] = state.sum == 0 ? -INFINITY : (state.maximum + log2f(state.sum)) * 0.6931471805599453f;
+    args.lse_TH[row] =
+        state.sum == 0 ? -INFINITY : (state.maximum + log2f(state.sum)) * 0.6931471805599453f;
   }
 }
 
 template <typename Kv>
-__global__ void __launch_bounds__(kWarps * 32) attend_general_kernel(const AttendCudaArgs args, float scale_log2) {
+__global__ void __launch_bounds__(kWarps * 32)
+    attend_general_kernel(const AttendCudaArgs args, float scale_log2) {
   __shared__ float q[kWarps][kMaxDim];
   const int H = args.geometry.groups * args.geometry.heads_per_group, warp = threadIdx.x / 32;
   const int64_t row = int64_t{blockIdx.x} * kWarps + warp;
@@ -121,11 +128,13 @@ __global__ void __launch_bounds__(kWarps * 32) attend_general_kernel(const Atten
 }
 
 __global__ void __launch_bounds__(kWarps * 32)
-    attend_repair_kernel(const AttendCudaArgs args, float scale_log2, const AttendRepairRow* rows, const int32_t* count) {
+    attend_repair_kernel(const AttendCudaArgs args, float scale_log2, const AttendRepairRow* rows,
+                         const int32_t* count) {
   __shared__ float q[kWarps][kMaxDim];
   const int G = args.geometry.heads_per_group, warp = threadIdx.x / 32;
   const int64_t total = int64_t{*count} * G;
-  for (int64_t work = int64_t{blockIdx.x} * kWarps + warp; work < total; work += int64_t{gridDim.x} * kWarps) {
+  for (int64_t work = int64_t{blockIdx.x} * kWarps + warp; work < total;
+       work += int64_t{gridDim.x} * kWarps) {
     const AttendRepairRow row = rows[work / G];
     const int head = row.group * G + static_cast<int>(work % G);
     attend_row<__nv_bfloat16>(args, scale_log2, row.query, head, q[warp], threadIdx.x % 32);
@@ -140,14 +149,18 @@ float scale_log2_of(const AttendCudaArgs& args) {
 
 void attend_general(const AttendCudaArgs& args, Stream stream) {
   const MsaGeometry& g = args.geometry;
-  M3_CHECK(g.head_dim <= kMaxDim, "attend: head_dim {}, the GPU path goes up to {}", g.head_dim, kMaxDim);
-  const auto kernel = args.kv_dtype == DType::kBF16 ? attend_general_kernel<__nv_bfloat16> : attend_general_kernel<float>;
+  M3_CHECK(g.head_dim <= kMaxDim, "attend: head_dim {}, the GPU path goes up to {}", g.head_dim,
+           kMaxDim);
+  const auto kernel = args.kv_dtype == DType::kBF16 ? attend_general_kernel<__nv_bfloat16>
+                                                    : attend_general_kernel<float>;
   const int64_t ctas = (args.batch.num_queries * g.heads() + kWarps - 1) / kWarps;
-  kernel<<<static_cast<unsigned>(ctas), kWarps * 32, 0, static_cast<cudaStream_t>(stream.handle)>>>(args, scale_log2_of(args));
+  kernel<<<static_cast<unsigned>(ctas), kWarps * 32, 0, static_cast<cudaStream_t>(stream.handle)>>>(
+      args, scale_log2_of(args));
   M3_CUDA_CHECK(cudaGetLastError());
 }
 
-void attend_repair(const AttendCudaArgs& args, const AttendRepairRow* rows, const int32_t* count, Stream stream) {
+void attend_repair(const AttendCudaArgs& args, const AttendRepairRow* rows, const int32_t* count,
+                   Stream stream) {
   constexpr int kCtas = 528;  // 4 per SM; almost always there is nothing to do
   attend_repair_kernel<<<kCtas, kWarps * 32, 0, static_cast<cudaStream_t>(stream.handle)>>>(
       args, scale_log2_of(args), rows, count);

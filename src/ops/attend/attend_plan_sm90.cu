@@ -1,10 +1,11 @@
-// Tables of the Hopper prefill attention, all made on the device from device lengths (hopper.md §6.3).
+// Tables of the Hopper prefill attention, all made on the device from device lengths (hopper.md
+// §6.3).
 //   setup    first tile and first block of every sequence, counters
 //   count    which (query, slot) is a pair, and its place among the pairs of its block
 //   scan     first pair of every block; items of at most 128 pairs
 //   scatter  the pairs, sorted by (chunk, group, block)
-// Places within a block come from an atomic counter, so their order differs from run to run; results do
-// not, because every pair is computed on its own and merged in list order.
+// Places within a block come from an atomic counter, so their order differs from run to run;
+// results do not, because every pair is computed on its own and merged in list order.
 #include <algorithm>
 
 #include "ops/attend/attend_sm90.cuh"
@@ -77,7 +78,8 @@ __global__ void __launch_bounds__(1024) setup_kernel(const Params p) {
     p.ws.counters[AttendWorkspace::kTiles] = carry[0];
     p.ws.counters[AttendWorkspace::kRepairs] = 0;
   }
-  for (int i = tid; i < 2 * p.num_chunks; i += 1024) p.ws.counters[AttendWorkspace::kPerChunk + i] = 0;
+  for (int i = tid; i < 2 * p.num_chunks; i += 1024)
+    p.ws.counters[AttendWorkspace::kPerChunk + i] = 0;
 }
 
 // A (query, slot) of one tile, as one thread sees it.
@@ -91,8 +93,12 @@ struct PairPlace {
 
 template <int kTopk>
 __device__ __forceinline__ PairPlace pair_place(const Params& p, int tile, int r) {
-  PairPlace place = {-1, 0, false, int64_t{tile / p.chunk_tiles} * p.groups + r,
-                     (int64_t{tile} * p.groups + r) * (kQueries * kTopk) + threadIdx.x, nullptr};
+  PairPlace place = {-1,
+                     0,
+                     false,
+                     int64_t{tile / p.chunk_tiles} * p.groups + r,
+                     (int64_t{tile} * p.groups + r) * (kQueries * kTopk) + threadIdx.x,
+                     nullptr};
   const int n = msa_find(p.ws.tile_begin, p.batch.num_seqs, tile);
   const TileRows rows = tile_rows(msa_sequence(p.batch, n), tile - p.ws.tile_begin[n]);
   place.row = rows.row0 + static_cast<int>(threadIdx.x) / kTopk;
@@ -104,7 +110,8 @@ __device__ __forceinline__ PairPlace pair_place(const Params& p, int tile, int r
   return place;
 }
 
-// One CTA per (some tiles, group), a thread per (query, slot): several tiles hide each other's latency.
+// One CTA per (some tiles, group), a thread per (query, slot): several tiles hide each other's
+// latency.
 constexpr int kTilesPerCta = 4;
 
 template <int kTopk>
@@ -139,7 +146,8 @@ __global__ void __launch_bounds__(kQueries* kTopk) count_kernel(const Params p) 
       }
       wanted += found ? 1 : 0;
     }
-    if (place[i].history && wanted < p.threshold) position[i] = atomicAdd(&place[i].block_row[id], 1);
+    if (place[i].history && wanted < p.threshold)
+      position[i] = atomicAdd(&place[i].block_row[id], 1);
   }
 #pragma unroll
   for (int i = 0; i < kTilesPerCta; ++i) {
@@ -164,7 +172,8 @@ __global__ void __launch_bounds__(kQueries* kTopk) scatter_kernel(const Params p
     // Partial results are ordered by tile, slot (the query's pairs in list order) and query.
     const int order = __popc(pairs >> lane0 & ((1u << (lane - lane0)) - 1));
     const int64_t slot_row = (int64_t{r} * p.chunk_tiles + tile % p.chunk_tiles) * kTopk + order;
-    AttendPair* to = p.ws.pairs + place.segment * capacity * kTopk + place.block_row[place.id] + position;
+    AttendPair* to =
+        p.ws.pairs + place.segment * capacity * kTopk + place.block_row[place.id] + position;
     *to = {place.row, static_cast<int32_t>(slot_row * kQueries + query)};
   }
 }
@@ -203,7 +212,8 @@ __global__ void __launch_bounds__(1024) scan_kernel(const Params p) {
 
 template <int kTopk>
 void launch_pairs(const Params& p, const AttendSizes& sizes, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((sizes.max_tiles + kTilesPerCta - 1) / kTilesPerCta), p.groups);
+  const dim3 grid(static_cast<unsigned>((sizes.max_tiles + kTilesPerCta - 1) / kTilesPerCta),
+                  p.groups);
   const int64_t segments = int64_t{p.num_chunks} * p.groups;
   M3_CUDA_CHECK(cudaMemsetAsync(p.ws.row_begin, 0, segments * p.max_blocks * 4, stream));
   count_kernel<kTopk><<<grid, kQueries * kTopk, 0, stream>>>(p);
@@ -211,7 +221,9 @@ void launch_pairs(const Params& p, const AttendSizes& sizes, cudaStream_t stream
   scatter_kernel<kTopk><<<grid, kQueries * kTopk, 0, stream>>>(p);
 }
 
-int64_t align_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+int64_t align_up(int64_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
 
 template <typename T>
 void take(char*& at, T*& pointer, int64_t count) {
@@ -225,19 +237,26 @@ AttendSizes attend_sizes(const MsaGeometry& g, const MsaBatch& batch, int thresh
   AttendSizes s;
   s.max_tiles = batch.num_queries / kQueries + 2 * int64_t{batch.num_seqs};
   s.max_blocks = batch.num_seqs * ((batch.max_k_len + kBlock - 1) / kBlock);
-  // Without pairs one chunk holds everything. Chunks are of equal size: a short last one would cost two launches.
+  // Without pairs one chunk holds everything. Chunks are of equal size: a short last one would cost
+  // two launches.
   const int64_t per_sequence = (batch.max_k_len + kBlock - 1) / kBlock * kAttendChunkPerBlock;
-  const int64_t per_chunk = std::clamp<int64_t>(per_sequence, kAttendMinChunk, kAttendMaxChunk) / kQueries;
-  s.num_chunks = threshold > 1 ? static_cast<int>(std::max<int64_t>(1, (s.max_tiles + per_chunk / 2) / per_chunk)) : 1;
+  const int64_t per_chunk =
+      std::clamp<int64_t>(per_sequence, kAttendMinChunk, kAttendMaxChunk) / kQueries;
+  s.num_chunks =
+      threshold > 1
+          ? static_cast<int>(std::max<int64_t>(1, (s.max_tiles + per_chunk / 2) / per_chunk))
+          : 1;
   s.chunk_tiles = static_cast<int>((s.max_tiles + s.num_chunks - 1) / s.num_chunks);
   const int64_t pairs = int64_t{s.chunk_tiles} * kQueries * g.topk;
   s.max_items = pairs / kAttendRowsPerItem + std::min(pairs, s.max_blocks) + 1;
   return s;
 }
 
-AttendWorkspace attend_make_workspace(const MsaGeometry& g, const MsaBatch& batch, int threshold, void* base) {
+AttendWorkspace attend_make_workspace(const MsaGeometry& g, const MsaBatch& batch, int threshold,
+                                      void* base) {
   const AttendSizes s = attend_sizes(g, batch, threshold);
-  const int64_t segments = int64_t{s.num_chunks} * g.groups, capacity = int64_t{s.chunk_tiles} * kQueries;
+  const int64_t segments = int64_t{s.num_chunks} * g.groups,
+                capacity = int64_t{s.chunk_tiles} * kQueries;
   const int64_t slots = capacity * g.topk * g.groups;
   AttendWorkspace ws = {};
   char* at = static_cast<char*>(base);
@@ -259,11 +278,12 @@ AttendWorkspace attend_make_workspace(const MsaGeometry& g, const MsaBatch& batc
 }
 
 int64_t attend_sm90_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch, int threshold) {
-  return static_cast<char*>(attend_make_workspace(g, batch, threshold, nullptr).end) - static_cast<char*>(nullptr);
+  return static_cast<char*>(attend_make_workspace(g, batch, threshold, nullptr).end) -
+         static_cast<char*>(nullptr);
 }
 
-void attend_plan_pairs(const AttendCudaArgs& args, int threshold, const AttendSizes& sizes, const AttendWorkspace& ws,
-                       Stream stream) {
+void attend_plan_pairs(const AttendCudaArgs& args, int threshold, const AttendSizes& sizes,
+                       const AttendWorkspace& ws, Stream stream) {
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   const Params p = {.batch = args.batch,
                     .ids_RTK = args.lists,
@@ -277,9 +297,14 @@ void attend_plan_pairs(const AttendCudaArgs& args, int threshold, const AttendSi
   setup_kernel<<<1, 1024, 0, handle>>>(p);
   if (threshold > 1) {
     switch (args.geometry.topk) {
-      case 4: launch_pairs<4>(p, sizes, handle); break;
-      case 16: launch_pairs<16>(p, sizes, handle); break;
-      default: M3_FAIL("attend: the Hopper path has topk 4 and 16, got {}", args.geometry.topk);
+      case 4:
+        launch_pairs<4>(p, sizes, handle);
+        break;
+      case 16:
+        launch_pairs<16>(p, sizes, handle);
+        break;
+      default:
+        M3_FAIL("attend: the Hopper path has topk 4 and 16, got {}", args.geometry.topk);
     }
   }
   M3_CUDA_CHECK(cudaGetLastError());

@@ -1,11 +1,12 @@
-// Block-outer half of the hybrid attention (hopper.md §6.4): an item is one history block of one group with
-// up to 128 of the queries that selected it as pairs. S = Q K^T, one softmax within the block, O = P V; the
-// unnormalised O goes out as bf16 in accumulator order with maximum and sum. No masks: a history block is
-// complete and fully visible. Results do not depend on the order of the queries in an item.
+// Block-outer half of the hybrid attention (hopper.md §6.4): an item is one history block of one
+// group with up to 128 of the queries that selected it as pairs. S = Q K^T, one softmax within the
+// block, O = P V; the unnormalised O goes out as bf16 in accumulator order with maximum and sum. No
+// masks: a history block is complete and fully visible. Results do not depend on the order of the
+// queries in an item.
 //
 // Persistent, one CTA per SM, items handed out group by group.
-//   warpgroup 0: producer (1 warp): K and V once per item, Q of 4 gathered queries (64 rows) per stage.
-//   warpgroups 1 to 3: take the Q stages in turn; one warp per query.
+//   warpgroup 0: producer (1 warp): K and V once per item, Q of 4 gathered queries (64 rows) a
+//   stage warpgroups 1 to 3: take the Q stages in turn; one warp per query.
 // Shared memory: 2 x 64 KB K and V, 6 x 16 KB Q = 224 KB. 4 * 64 * 128 * 128 FLOP per stage.
 #include "hopper/fence.cuh"
 #include "hopper/tma.cuh"
@@ -35,12 +36,12 @@ struct __align__(16) Shared {
   uint64_t kv_full[kKvBuffers], kv_empty[kKvBuffers];
   uint64_t query_full[kQueryStages], query_empty[kQueryStages];
   int32_t num_stages[kKvBuffers];  // of the item; -1: no more work
-  int4 partial[kQueryStages];  // of the stage's four queries
+  int4 partial[kQueryStages];      // of the stage's four queries
 };
 
-__device__ __forceinline__ void produce(const Params& p, const CUtensorMap& query_map, const CUtensorMap& k_map,
-                                        const CUtensorMap& v_map, char* smem_kv, char* smem_query, Shared& shared,
-                                        int lane) {
+__device__ __forceinline__ void produce(const Params& p, const CUtensorMap& query_map,
+                                        const CUtensorMap& k_map, const CUtensorMap& v_map,
+                                        char* smem_kv, char* smem_query, Shared& shared, int lane) {
   const int32_t* num_items = p.ws.num_items + p.chunk * p.groups;
   int32_t* next_item = p.ws.counters + AttendWorkspace::kPerChunk + 2 * p.chunk + 1;
   int stage_count = 0;
@@ -62,28 +63,34 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& quer
         mbarrier_arrive(&shared.kv_full[buffer]);
       } else {
         const int n = msa_find(p.ws.block_begin, p.batch.num_seqs, item.block);
-        const KvPlace at = kv_place(p.batch, msa_sequence(p.batch, n), item.block - p.ws.block_begin[n]);
+        const KvPlace at =
+            kv_place(p.batch, msa_sequence(p.batch, n), item.block - p.ws.block_begin[n]);
         char* to = smem_kv + buffer * kKvBytes;
         mbarrier_arrive_expect_tx(&shared.kv_full[buffer], kKvBytes);
         tma_load(to, &k_map, &shared.kv_full[buffer], 0, at.token, group, at.page);
         tma_load(to + kHalfBytes, &k_map, &shared.kv_full[buffer], 64, at.token, group, at.page);
         tma_load(to + kTileBytes, &v_map, &shared.kv_full[buffer], 0, at.token, group, at.page);
-        tma_load(to + kTileBytes + kHalfBytes, &v_map, &shared.kv_full[buffer], 64, at.token, group, at.page);
+        tma_load(to + kTileBytes + kHalfBytes, &v_map, &shared.kv_full[buffer], 64, at.token, group,
+                 at.page);
       }
     }
     if (done) return;
     const AttendPair* pairs = p.ws.pairs + segment * p.pairs_per_group + item.begin;
-    for (int base = 0; base < item.count; base += 32) {  // the warp reads 32 pairs, then feeds 8 stages
+    // The warp reads 32 pairs, then feeds 8 stages.
+    for (int base = 0; base < item.count; base += 32) {
       AttendPair mine = {0, -1};
       if (base + lane < item.count) mine = pairs[base + lane];
-      for (int first = 0; first < 32 && base + first < item.count; first += kStageQueries, ++stage_count) {
+      for (int first = 0; first < 32 && base + first < item.count;
+           first += kStageQueries, ++stage_count) {
         const int stage = stage_count % kQueryStages;
         const int count = min(kStageQueries, item.count - base - first);
         // Lane i feeds half i % 2 of query i / 2.
         const int query = __shfl_sync(0xffffffffu, mine.query, first + lane / 2 % kStageQueries);
         int partial[kStageQueries];
 #pragma unroll
-        for (int i = 0; i < kStageQueries; ++i) partial[i] = __shfl_sync(0xffffffffu, mine.partial, first + i);
+        for (int i = 0; i < kStageQueries; ++i) {
+          partial[i] = __shfl_sync(0xffffffffu, mine.partial, first + i);
+        }
         if (lane == 0) {
           mbarrier_wait(&shared.query_empty[stage], (stage_count / kQueryStages & 1) ^ 1);
           shared.partial[stage] = make_int4(partial[0], partial[1], partial[2], partial[3]);
@@ -91,7 +98,8 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& quer
         }
         __syncwarp();
         if (lane < 2 * count) {
-          char* to = smem_query + stage * kStageBytes + lane % 2 * kHalfStageBytes + lane / 2 * (kHeads * 128);
+          char* to = smem_query + stage * kStageBytes + lane % 2 * kHalfStageBytes +
+                     lane / 2 * (kHeads * 128);
           tma_load(to, &query_map, &shared.query_full[stage], lane % 2 * 64, group * kHeads, query);
         }
         __syncwarp();
@@ -101,8 +109,8 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& quer
 }
 
 // Accumulators of one warp's query to its partial result, lane by lane.
-__device__ __forceinline__ void store_partial(const Params& p, int partial, const float (&o)[64], const float (&top)[2],
-                                              float (&sum)[2], int lane) {
+__device__ __forceinline__ void store_partial(const Params& p, int partial, const float (&o)[64],
+                                              const float (&top)[2], float (&sum)[2], int lane) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 1);
@@ -112,8 +120,9 @@ __device__ __forceinline__ void store_partial(const Params& p, int partial, cons
   uint4* to = p.ws.partial_o + int64_t{partial} * 256 + lane;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    to[i * 32] = make_uint4(pack_bf16x2(o[8 * i], o[8 * i + 1]), pack_bf16x2(o[8 * i + 2], o[8 * i + 3]),
-                            pack_bf16x2(o[8 * i + 4], o[8 * i + 5]), pack_bf16x2(o[8 * i + 6], o[8 * i + 7]));
+    to[i * 32] = make_uint4(
+        pack_bf16x2(o[8 * i], o[8 * i + 1]), pack_bf16x2(o[8 * i + 2], o[8 * i + 3]),
+        pack_bf16x2(o[8 * i + 4], o[8 * i + 5]), pack_bf16x2(o[8 * i + 6], o[8 * i + 7]));
   }
   if (lane % 4 < 2) {
     p.ws.partial_ml[int64_t{partial} * 16 + lane / 4 + lane % 4 * 8] =
@@ -121,19 +130,22 @@ __device__ __forceinline__ void store_partial(const Params& p, int partial, cons
   }
 }
 
-__device__ __forceinline__ void consume(const Params& p, const char* smem_kv, const char* smem_query, Shared& shared,
-                                        int consumer, int warp, int lane) {
+__device__ __forceinline__ void consume(const Params& p, const char* smem_kv,
+                                        const char* smem_query, Shared& shared, int consumer,
+                                        int warp, int lane) {
   const uint64_t kv = descriptor_k_major(smem_kv), queries = descriptor_k_major(smem_query);
   const uint64_t kv_values = descriptor_mn_major(smem_kv + kTileBytes, kHalfBytes);
   int turn = 0;  // stages before this item
   for (int round = 0;; ++round) {
     const int buffer = round % kKvBuffers;
     mbarrier_wait(&shared.kv_full[buffer], round / kKvBuffers & 1);
-    // Lane 0 gives buffers back for its warp, so it alone reads what the producer writes for the next use.
+    // Lane 0 gives buffers back for its warp, so it alone reads what the producer writes for the
+    // next use.
     const int count = __shfl_sync(0xffffffffu, lane == 0 ? shared.num_stages[buffer] : 0, 0);
     if (count < 0) return;
     const int end = turn + count;
-    for (int at = turn + (consumer + kConsumers - turn % kConsumers) % kConsumers; at < end; at += kConsumers) {
+    for (int at = turn + (consumer + kConsumers - turn % kConsumers) % kConsumers; at < end;
+         at += kConsumers) {
       const int stage = at % kQueryStages;
       mbarrier_wait(&shared.query_full[stage], at / kQueryStages & 1);
       float s[64];
@@ -165,8 +177,10 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_kv, co
 }
 
 __global__ void __launch_bounds__(kThreads, 1)
-    attend_rows_kernel(const __grid_constant__ CUtensorMap query_map, const __grid_constant__ CUtensorMap k_map,
-                       const __grid_constant__ CUtensorMap v_map, const __grid_constant__ Params p) {
+    attend_rows_kernel(const __grid_constant__ CUtensorMap query_map,
+                       const __grid_constant__ CUtensorMap k_map,
+                       const __grid_constant__ CUtensorMap v_map,
+                       const __grid_constant__ Params p) {
   extern __shared__ char smem_raw[];
   char* const smem = smem_raw + ((1024 - smem_address(smem_raw) % 1024) % 1024);
   char* const smem_query = smem + kKvBuffers * kKvBytes;
@@ -195,8 +209,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void attend_rows(const AttendCudaArgs& args, int chunk, const AttendSizes& sizes, const AttendWorkspace& ws,
-                 Stream stream) {
+void attend_rows(const AttendCudaArgs& args, int chunk, const AttendSizes& sizes,
+                 const AttendWorkspace& ws, Stream stream) {
   Params p;
   p.batch = args.batch;
   p.groups = args.geometry.groups;
@@ -206,8 +220,10 @@ void attend_rows(const AttendCudaArgs& args, int chunk, const AttendSizes& sizes
   p.max_blocks = sizes.max_blocks;
   p.scale_log2 = static_cast<float>(args.geometry.logit_scale()) * kLog2e;
   p.ws = ws;
-  M3_CUDA_CHECK(cudaFuncSetAttribute(attend_rows_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
-  attend_rows_kernel<<<sm_count(), kThreads, kSmemBytes, static_cast<cudaStream_t>(stream.handle)>>>(
+  M3_CUDA_CHECK(cudaFuncSetAttribute(attend_rows_kernel,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
+  attend_rows_kernel<<<sm_count(), kThreads, kSmemBytes,
+                       static_cast<cudaStream_t>(stream.handle)>>>(
       query_map(args, 1), kv_map(args, args.k), kv_map(args, args.v), p);
   M3_CUDA_CHECK(cudaGetLastError());
 }

@@ -19,15 +19,19 @@ constexpr float kLn2 = 0.6931471805599453f, kLog2e = 1.4426950408889634f;
 constexpr int kNone = 0x7fffffff;  // no block
 
 // Tiles of a sequence: aligned positions floor(first / 8) .. floor(last / 8).
-__device__ __forceinline__ int floor_tile(int position) { return position >> 3; }
+__device__ __forceinline__ int floor_tile(int position) {
+  return position >> 3;
+}
 __device__ __forceinline__ int num_tiles(const MsaSequence& s) {
-  return s.q_len == 0 ? 0 : floor_tile(s.first_position + s.q_len - 1) - floor_tile(s.first_position) + 1;
+  return s.q_len == 0
+             ? 0
+             : floor_tile(s.first_position + s.q_len - 1) - floor_tile(s.first_position) + 1;
 }
 
 struct TileRows {
-  int32_t row0;        // query row of the tile's first position; rows outside [begin, end) are not ours
+  int32_t row0;  // query row of the tile's first position; rows outside [begin, end) are not ours
   int32_t begin, end;
-  int32_t position0;   // position of row0; negative: a tile of empty rows
+  int32_t position0;  // position of row0; negative: a tile of empty rows
 };
 
 __device__ __forceinline__ TileRows tile_rows(const MsaSequence& seq, int tile) {
@@ -39,7 +43,8 @@ __device__ __forceinline__ TileRows tile_rows(const MsaSequence& seq, int tile) 
   return t;
 }
 
-// S = Q K^T for 64 rows: 8 products, committed. kQueryHalf: bytes from channel 0 to channel 64 of Q.
+// S = Q K^T for 64 rows: 8 products, committed. kQueryHalf: bytes from channel 0 to channel 64 of
+// Q.
 template <int kQueryHalf>
 __device__ __forceinline__ void issue_qk(float (&s)[64], uint64_t query, uint64_t keys) {
   wgmma_fence();
@@ -54,23 +59,27 @@ __device__ __forceinline__ void issue_qk(float (&s)[64], uint64_t query, uint64_
 
 // O (+)= P V: 8 steps of 16 keys, committed.
 template <bool kAccumulate>
-__device__ __forceinline__ void issue_pv(float (&o)[64], uint32_t (&weights)[8][4], uint64_t values) {
+__device__ __forceinline__ void issue_pv(float (&o)[64], uint32_t (&weights)[8][4],
+                                         uint64_t values) {
   if constexpr (kAccumulate) wgmma_pin(o);
   wgmma_pin(weights);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kBlock / 16; ++k) {
-    wgmma_bf16_rs<1>(o, weights[k], descriptor_advance(values, k * 16 * 128), kAccumulate || k > 0 ? 1 : 0);
+    wgmma_bf16_rs<1>(o, weights[k], descriptor_advance(values, k * 16 * 128),
+                     kAccumulate || k > 0 ? 1 : 0);
   }
   wgmma_commit();
 }
 
 // keep = 0 makes zeros of whatever s holds, keep = ~0 changes nothing.
-__device__ __forceinline__ void pack_weights(const float (&s)[64], uint32_t (&weights)[8][4], uint32_t keep = ~0u) {
+__device__ __forceinline__ void pack_weights(const float (&s)[64], uint32_t (&weights)[8][4],
+                                             uint32_t keep = ~0u) {
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) weights[k][i] = pack_bf16x2(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]) & keep;
+    for (int i = 0; i < 4; ++i)
+      weights[k][i] = pack_bf16x2(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]) & keep;
   }
 }
 
@@ -84,7 +93,8 @@ __device__ __forceinline__ float row_maximum(const float (&s)[64], int row) {
 }
 
 // Logits to weights relative to `top`, in place; returns the sum over this lane's columns.
-__device__ __forceinline__ float exponentiate_row(float (&s)[64], int row, float top, float scale_log2) {
+__device__ __forceinline__ float exponentiate_row(float (&s)[64], int row, float top,
+                                                  float scale_log2) {
   const float shift = top * scale_log2;
   float sum = 0;
 #pragma unroll
@@ -111,20 +121,25 @@ inline CUtensorMap kv_map(const AttendCudaArgs& a, const void* data) {
   const int64_t R = a.geometry.groups, row = kDim * 2;
   if (a.batch.layout == KvLayout::kPaged) {
     return tensor_map_create(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                             {{kDim, 0, 64}, {kBlock, row, kBlock}, {R, kBlock * row, 1}, {a.num_pages, R * kBlock * row, 1}},
+                             {{kDim, 0, 64},
+                              {kBlock, row, kBlock},
+                              {R, kBlock * row, 1},
+                              {a.num_pages, R * kBlock * row, 1}},
                              MapSwizzle::k128Bytes);
   }
-  return tensor_map_create(data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                           {{kDim, 0, 64}, {a.num_pages, R * row, kBlock}, {R, row, 1}, {1, a.num_pages * R * row, 1}},
-                           MapSwizzle::k128Bytes);
+  return tensor_map_create(
+      data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      {{kDim, 0, 64}, {a.num_pages, R * row, kBlock}, {R, row, 1}, {1, a.num_pages * R * row, 1}},
+      MapSwizzle::k128Bytes);
 }
 
 // q as (channel, head, token): the 16 heads of one group for `queries` consecutive tokens.
 inline CUtensorMap query_map(const AttendCudaArgs& a, int queries) {
   const int64_t H = int64_t{a.geometry.groups} * kHeads;
-  return tensor_map_create(a.q_THD, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                           {{kDim, 0, 64}, {H, kDim * 2, kHeads}, {a.batch.num_queries, H * kDim * 2, queries}},
-                           MapSwizzle::k128Bytes);
+  return tensor_map_create(
+      a.q_THD, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      {{kDim, 0, 64}, {H, kDim * 2, kHeads}, {a.batch.num_queries, H * kDim * 2, queries}},
+      MapSwizzle::k128Bytes);
 }
 
 // Where the K or V tile of block b lies: coordinates of kv_map.
@@ -132,7 +147,8 @@ struct KvPlace {
   int token, page;
 };
 __device__ __forceinline__ KvPlace kv_place(const MsaBatch& batch, const MsaSequence& seq, int b) {
-  if (batch.layout == KvLayout::kPaged) return {0, batch.page_table[seq.index * batch.max_pages + b]};
+  if (batch.layout == KvLayout::kPaged)
+    return {0, batch.page_table[seq.index * batch.max_pages + b]};
   return {seq.k_begin + b * kBlock, 0};
 }
 

@@ -1,19 +1,20 @@
-// Query-outer half of the prefill attention on Hopper (hopper.md §6.4): a tile of 8 neighbouring queries of
-// one group (128 rows of 16 heads) runs once through its shared blocks, then adds the partial results of
-// its pairs, and writes O and LSE. With all blocks listed it is the dense causal kernel.
+// Query-outer half of the prefill attention on Hopper (hopper.md §6.4): a tile of 8 neighbouring
+// queries of one group (128 rows of 16 heads) runs once through its shared blocks, then adds the
+// partial results of its pairs, and writes O and LSE. With all blocks listed it is the dense causal
+// kernel.
 //
-// Persistent, one CTA per SM, tiles handed out in sequence order, one group at a time, so that neighbouring
-// tiles find their blocks in L2.
+// Persistent, one CTA per SM, tiles handed out in sequence order, one group at a time, so that
+// neighbouring tiles find their blocks in L2.
 //   warp 0: loads K and V tiles and partial results into the ring, as the plan says.
-//   warp 1: plans one tile ahead: forms the union of the 8 lists without their pairs and orders its blocks:
-//   own block, blocks that both warpgroups want, then the others in turn, so that neither warpgroup waits for
-//   the other; writes each warpgroup's list of its blocks.
+//   warp 1: plans one tile ahead: forms the union of the 8 lists without their pairs, orders its
+//           blocks (own block, blocks that both warpgroups want, then the others in turn, so that
+//           neither warpgroup waits for the other), and writes each warpgroup's list.
 //   warp 2: loads Q.
-//   warpgroups 1, 2: 4 queries each, one warp per query. S = Q K^T of the next block runs together with
-//   O += P V of the last one. Blocks that none of the 4 queries wants are given back unused; a warp whose query
-//   does not want the block leaves P = 0.
-// Shared memory: Q tile 32 KB, 6 stages x 32 KB (K and V in turn, or one partial result of each of the
-// 8 queries) = 224 KB; 128-byte swizzle. Work: 4 * 128 * 128 * 128 FLOP per 64 KB of K and V (L2).
+//   warpgroups 1, 2: 4 queries each, one warp per query. S = Q K^T of the next block runs together
+//           with O += P V of the last one. Blocks that none of the 4 queries wants are given back
+//           unused; a warp whose query does not want the block leaves P = 0.
+// Shared memory: Q tile 32 KB, 6 stages x 32 KB (K and V in turn, or one partial result of each of
+// the 8 queries) = 224 KB; 128-byte swizzle. Work: 4 * 128 * 128 * 128 FLOP per 64 KB of K and V.
 #include "hopper/fence.cuh"
 #include "hopper/tma.cuh"
 #include "ops/attend/attend_sm90.cuh"
@@ -28,8 +29,8 @@ constexpr int kBuffers = 2, kConsumerWarps = 8;
 constexpr int kHalfQueryBytes = kRows * 128, kQueryBytes = 2 * kHalfQueryBytes;
 constexpr int kPartialBytes = kTileBytes / kQueries;  // bf16 O of one query
 constexpr int kThreads = 384, kStages = 6;
-// A warpgroup holds the V tile of one block while it waits for the K tile of its next one; with more than so
-// many entries between, the ring would stand still.
+// A warpgroup holds the V tile of one block while it waits for the K tile of its next one; with
+// more than so many entries between, the ring would stand still.
 constexpr int kMaxGap = kStages / 2;
 
 struct Params {
@@ -46,12 +47,12 @@ struct Params {
 struct TileWork {
   TileRows rows;
   int32_t seq;
-  int32_t group;         // -1: no more work
-  int32_t own;           // own block of the tile, -1: a tile of empty rows
-  int32_t tail;          // keys of the own block that exist, 1..128
-  int64_t partial0;      // partial result of query 0, slot 0; one slot is 8 results
-  int32_t num_blocks;    // entries of the plan
-  int32_t num_wanted[2]; // by warpgroup: of them wanted, and unwanted behind the last wanted one
+  int32_t group;          // -1: no more work
+  int32_t own;            // own block of the tile, -1: a tile of empty rows
+  int32_t tail;           // keys of the own block that exist, 1..128
+  int64_t partial0;       // partial result of query 0, slot 0; one slot is 8 results
+  int32_t num_blocks;     // entries of the plan
+  int32_t num_wanted[2];  // by warpgroup: of them wanted, and unwanted behind the last wanted one
   int32_t num_behind[2];
   int32_t num_partials;  // most pairs of a query
   int32_t pairs[kQueries];
@@ -61,7 +62,8 @@ struct TileWork {
 constexpr uint32_t kOwnBlock = 1u << 8;
 constexpr int kBlockShift = 9;
 
-// Block of a warpgroup's list: its queries that want it (bits 0..3), flags, entries to skip before it.
+// Block of a warpgroup's list: its queries that want it (bits 0..3), flags, entries to skip before
+// it.
 constexpr uint32_t kWantedOwn = 1u << 4;
 constexpr uint32_t kRunEnd = 1u << 5;  // the next one is absent or too far away to overlap with
 constexpr int kSkipShift = 6;
@@ -90,7 +92,7 @@ struct Shared {
   TileWork work[kBuffers];
   uint32_t entry[kBuffers][C::kMaxBlocks];
   uint16_t wanted[kBuffers][2][C::kMaxWanted + 1];  // one is read ahead
-  uint32_t singles[2][C::kMaxWanted];  // the planner's
+  uint32_t singles[2][C::kMaxWanted];               // the planner's
 };
 
 static_assert(sizeof(Shared<16>) <= 232448, "227 KB per CTA");
@@ -105,8 +107,10 @@ struct Union {
   __device__ __forceinline__ void load(const Params& p, const TileWork& w, int tile, int lane) {
     const int row = w.rows.row0 + lane / 4;
     const bool live = row >= w.rows.begin && row < w.rows.end && w.own >= 0;
-    const int32_t* ids = p.ids_RTK + (w.group * p.batch.num_queries + row) * kTopk + lane % 4 * kPerLane;
-    const int32_t* position = p.position + (int64_t{tile} * p.groups + w.group) * (kQueries * kTopk) + lane * kPerLane;
+    const int32_t* ids =
+        p.ids_RTK + (w.group * p.batch.num_queries + row) * kTopk + lane % 4 * kPerLane;
+    const int32_t* position =
+        p.position + (int64_t{tile} * p.groups + w.group) * (kQueries * kTopk) + lane * kPerLane;
     num_pairs = 0;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
@@ -141,8 +145,8 @@ struct Union {
 
 // Fills the lists and the counts of `work` for a tile with lists.
 template <int kTopk>
-__device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, int tile, int buffer, Shared<kTopk>& shared,
-                                            int lane) {
+__device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, int tile, int buffer,
+                                            Shared<kTopk>& shared, int lane) {
   uint32_t* entry = shared.entry[buffer];
   Union<kTopk> ids;
   ids.load(p, work, tile, lane);
@@ -187,9 +191,12 @@ __device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, int
       const uint32_t later = lanes >> lane >> 1, earlier = lanes & ((1u << lane) - 1);
       if (queries != 0) {
         const bool end = later == 0 || __ffs(static_cast<int>(later)) > kMaxGap;
-        const int skips = base + lane - (earlier == 0 ? done[which] : base + 32 - __clz(static_cast<int>(earlier)));
+        const int skips =
+            base + lane -
+            (earlier == 0 ? done[which] : base + 32 - __clz(static_cast<int>(earlier)));
         shared.wanted[buffer][which][work.num_wanted[which] + __popc(earlier)] =
-            static_cast<uint16_t>(queries | (word & kOwnBlock ? kWantedOwn : 0u) | (end ? kRunEnd : 0u) |
+            static_cast<uint16_t>(queries | (word & kOwnBlock ? kWantedOwn : 0u) |
+                                  (end ? kRunEnd : 0u) |
                                   static_cast<uint32_t>(skips) << kSkipShift);
       }
       work.num_wanted[which] += __popc(lanes);
@@ -202,7 +209,8 @@ __device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, int
   pairs += __shfl_xor_sync(0xffffffffu, pairs, 2);
 #pragma unroll
   for (int q = 0; q < kQueries; ++q) work.pairs[q] = __shfl_sync(0xffffffffu, pairs, 4 * q);
-  work.num_partials = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<uint32_t>(pairs)));
+  work.num_partials =
+      static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<uint32_t>(pairs)));
 }
 
 template <int kTopk>
@@ -224,7 +232,8 @@ __device__ __forceinline__ void plan_tiles(const Params& p, Shared<kTopk>& share
       work.seq = msa_find(p.ws.tile_begin, p.batch.num_seqs, first_tile + tile);
       const MsaSequence seq = msa_sequence(p.batch, work.seq);
       work.rows = tile_rows(seq, first_tile + tile - p.ws.tile_begin[work.seq]);
-      work.partial0 = kTopk == 0 ? 0 : (int64_t{work.group} * p.chunk_tiles + tile) * kTopk * kQueries;
+      work.partial0 =
+          kTopk == 0 ? 0 : (int64_t{work.group} * p.chunk_tiles + tile) * kTopk * kQueries;
       work.own = work.rows.position0 < 0 ? -1 : work.rows.position0 / kBlock;
       work.tail = min(kBlock, seq.k_len - work.own * kBlock);
     }
@@ -240,17 +249,20 @@ __device__ __forceinline__ void plan_tiles(const Params& p, Shared<kTopk>& share
   }
 }
 
-// The i-th entry of a plan. Dense: the own block first, so that every row has a finite maximum from then on.
+// The i-th entry of a plan. Dense: the own block first, so that every row has a finite maximum from
+// then on.
 template <int kTopk>
 __device__ __forceinline__ uint32_t plan_entry(const Shared<kTopk>& shared, int buffer, int i) {
   if constexpr (kTopk > 0) return shared.entry[buffer][i];
   const int own = shared.work[buffer].own;
-  return 0xff | (i == 0 ? kOwnBlock | static_cast<uint32_t>(own) << kBlockShift : static_cast<uint32_t>(i - 1) << kBlockShift);
+  return 0xff | (i == 0 ? kOwnBlock | static_cast<uint32_t>(own) << kBlockShift
+                        : static_cast<uint32_t>(i - 1) << kBlockShift);
 }
 
 // The i-th block of a warpgroup's list of `count`.
 template <int kTopk>
-__device__ __forceinline__ uint32_t wanted_block(const Shared<kTopk>& shared, int buffer, int consumer, int i, int count) {
+__device__ __forceinline__ uint32_t wanted_block(const Shared<kTopk>& shared, int buffer,
+                                                 int consumer, int i, int count) {
   if constexpr (kTopk > 0) return shared.wanted[buffer][consumer][i];
   return 0xf | (i == 0 ? kWantedOwn : 0u) | (i + 1 == count ? kRunEnd : 0u);
 }
@@ -267,16 +279,18 @@ __device__ __forceinline__ void load_queries(const CUtensorMap& query_map, Share
     if (elect_one()) {
       mbarrier_arrive_expect_tx(&shared.query_full, kQueryBytes);
       tma_load(shared.query, &query_map, &shared.query_full, 0, group * kHeads, row);
-      tma_load(shared.query + kHalfQueryBytes, &query_map, &shared.query_full, 64, group * kHeads, row);
+      tma_load(shared.query + kHalfQueryBytes, &query_map, &shared.query_full, 64, group * kHeads,
+               row);
     }
     __syncwarp();
   }
 }
 
 template <int kTopk>
-__device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& k_map, const CUtensorMap& v_map,
-                                           Shared<kTopk>& shared, int lane) {
-  int stage = 0, phase = 1;  // of the empty barriers
+__device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& k_map,
+                                           const CUtensorMap& v_map, Shared<kTopk>& shared,
+                                           int lane) {
+  int stage = 0, phase = 1;                // of the empty barriers
   const auto open = [&](uint32_t bytes) {  // every lane waits: any may issue a copy
     mbarrier_wait(&shared.empty[stage], phase);
     if (lane == 0) mbarrier_arrive_expect_tx(&shared.full[stage], bytes);
@@ -292,36 +306,44 @@ __device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& k
     if (group < 0) return;
     const MsaSequence seq = msa_sequence(p.batch, work.seq);
     const int num_blocks = work.num_blocks;
-    for (int base = 0; base < num_blocks; base += 32) {  // page numbers are read 32 at a time
+    // Page numbers are read 32 at a time.
+    for (int base = 0; base < num_blocks; base += 32) {
       KvPlace mine = {0, 0};
       if (base + lane < num_blocks) {
-        mine = kv_place(p.batch, seq, static_cast<int>(plan_entry(shared, buffer, base + lane) >> kBlockShift));
+        mine = kv_place(p.batch, seq,
+                        static_cast<int>(plan_entry(shared, buffer, base + lane) >> kBlockShift));
       }
       for (int i = 0; i < min(32, num_blocks - base); ++i) {
-        const int token = __shfl_sync(0xffffffffu, mine.token, i), page = __shfl_sync(0xffffffffu, mine.page, i);
+        const int token = __shfl_sync(0xffffffffu, mine.token, i),
+                  page = __shfl_sync(0xffffffffu, mine.page, i);
         open(kTileBytes);
         if (lane == 0) {
           tma_load(shared.stage[stage], &k_map, &shared.full[stage], 0, token, group, page);
-          tma_load(shared.stage[stage] + kHalfBytes, &k_map, &shared.full[stage], 64, token, group, page);
+          tma_load(shared.stage[stage] + kHalfBytes, &k_map, &shared.full[stage], 64, token, group,
+                   page);
         }
         close();
         open(kTileBytes);
         if (lane == 0) {
           tma_load(shared.stage[stage], &v_map, &shared.full[stage], 0, token, group, page);
-          tma_load(shared.stage[stage] + kHalfBytes, &v_map, &shared.full[stage], 64, token, group, page);
+          tma_load(shared.stage[stage] + kHalfBytes, &v_map, &shared.full[stage], 64, token, group,
+                   page);
         }
         close();
         __syncwarp();
       }
     }
-    // First maxima and sums of all slots, then the partial results of one slot after another: neighbouring queries lie side by side, a copy per run of queries that have it.
+    // First maxima and sums of all slots, then the partial results of one slot after another:
+    // neighbouring queries lie side by side, a copy per run of queries that have it.
     const int pairs = lane < kQueries ? work.pairs[lane] : 0, num_partials = work.num_partials;
     const int64_t partial0 = work.partial0;
     mbarrier_arrive(&shared.plan_empty[buffer]);
     if (num_partials > 0) {
       const uint32_t bytes = num_partials * kQueries * kHeads * sizeof(float2);
       open(bytes);
-      if (lane == 0) bulk_load(shared.stage[stage], p.ws.partial_ml + partial0 * kHeads, bytes, &shared.full[stage]);
+      if (lane == 0)
+        bulk_load(shared.stage[stage], p.ws.partial_ml + partial0 * kHeads, bytes,
+                  &shared.full[stage]);
       close();
       __syncwarp();
     }
@@ -332,7 +354,8 @@ __device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& k
       if ((queries & ~(queries << 1)) >> lane & 1) {
         const int run = __ffs(~(queries >> lane)) - 1;
         bulk_load(shared.stage[stage] + lane * kPartialBytes,
-                  p.ws.partial_o + (partial0 + slot * kQueries + lane) * 256, run * kPartialBytes, &shared.full[stage]);
+                  p.ws.partial_o + (partial0 + slot * kQueries + lane) * 256, run * kPartialBytes,
+                  &shared.full[stage]);
       }
       close();
       __syncwarp();
@@ -341,16 +364,18 @@ __device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& k
 }
 
 struct RowState {
-  float maximum[2] = {-INFINITY, -INFINITY};  // of the raw logits, rows lane / 4 and lane / 4 + 8; see softmax_step
-  float sum[2] = {0, 0};                      // of this lane's columns
+  float maximum[2] = {
+      -INFINITY, -INFINITY};  // of the raw logits, rows lane / 4 and lane / 4 + 8; see softmax_step
+  float sum[2] = {0, 0};      // of this lane's columns
 };
 
-// Turns logits into weights in place. The reference point of the exponentials follows the true maximum only
-// when a weight would pass 2^kSlack; until then nothing that was summed before has to be scaled. Returns
-// true if it did; then `old` holds the factors.
+// Turns logits into weights in place. The reference point of the exponentials follows the true
+// maximum only when a weight would pass 2^kSlack; until then nothing that was summed before has to
+// be scaled. Returns true if it did; then `old` holds the factors.
 constexpr float kSlack = 8;
 
-__device__ __forceinline__ bool softmax_step(float (&s)[64], RowState& state, float (&old)[2], float scale_log2) {
+__device__ __forceinline__ bool softmax_step(float (&s)[64], RowState& state, float (&old)[2],
+                                             float scale_log2) {
   float top[2][2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -371,9 +396,11 @@ __device__ __forceinline__ bool softmax_step(float (&s)[64], RowState& state, fl
 #pragma unroll
   for (int step = 1; step <= 2; ++step) {
 #pragma unroll
-    for (int row = 0; row < 2; ++row) best[row] = fmaxf(best[row], __shfl_xor_sync(0xffffffffu, best[row], step));
+    for (int row = 0; row < 2; ++row)
+      best[row] = fmaxf(best[row], __shfl_xor_sync(0xffffffffu, best[row], step));
   }
-  const bool grows = (best[0] - state.maximum[0]) * scale_log2 > kSlack || (best[1] - state.maximum[1]) * scale_log2 > kSlack;
+  const bool grows = (best[0] - state.maximum[0]) * scale_log2 > kSlack ||
+                     (best[1] - state.maximum[1]) * scale_log2 > kSlack;
   int moved = __any_sync(0xffffffffu, grows);
   if (moved) {
 #pragma unroll
@@ -385,16 +412,20 @@ __device__ __forceinline__ bool softmax_step(float (&s)[64], RowState& state, fl
     }
   }
 #pragma unroll
-  for (int row = 0; row < 2; ++row) state.sum[row] += exponentiate_row(s, row, state.maximum[row], scale_log2);
-  asm volatile("" : "+r"(moved));  // the compiler would else make a second copy of everything behind the branch
+  for (int row = 0; row < 2; ++row)
+    state.sum[row] += exponentiate_row(s, row, state.maximum[row], scale_log2);
+  asm volatile(
+      ""
+      : "+r"(moved));  // the compiler would else make a second copy of everything behind the branch
   return moved != 0;
 }
 
-// Weights of a query's partial results, whose maxima and sums lie at ml[slot][8 queries][16 rows]; moves the
-// state and O to the common maximum. Lane c of a quad has those of slots c, c + 4, ...
+// Weights of a query's partial results, whose maxima and sums lie at ml[slot][8 queries][16 rows];
+// moves the state and O to the common maximum. Lane c of a quad has those of slots c, c + 4, ...
 template <int kPerLane>
-__device__ __forceinline__ void weigh_partials(float (&weight)[kPerLane][2], const float2* ml, int pairs, float (&o)[64],
-                                               RowState& state, float scale_log2, int lane) {
+__device__ __forceinline__ void weigh_partials(float (&weight)[kPerLane][2], const float2* ml,
+                                               int pairs, float (&o)[64], RowState& state,
+                                               float scale_log2, int lane) {
   float old[2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -422,7 +453,8 @@ __device__ __forceinline__ void weigh_partials(float (&weight)[kPerLane][2], con
 }
 
 // O += weight * partial result.
-__device__ __forceinline__ void add_partial(float (&o)[64], const uint4* partial, const float (&weight)[2], int lane) {
+__device__ __forceinline__ void add_partial(float (&o)[64], const uint4* partial,
+                                            const float (&weight)[2], int lane) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const uint4 words = partial[i * 32 + lane];
@@ -436,8 +468,8 @@ __device__ __forceinline__ void add_partial(float (&o)[64], const uint4* partial
 }
 
 // Writes O and LSE of one warp's query (16 rows of 128 channels) and reports non-finite rows.
-__device__ __forceinline__ void write_query(const Params& p, const TileWork& work, int query, const float (&o)[64],
-                                            const RowState& state, int lane) {
+__device__ __forceinline__ void write_query(const Params& p, const TileWork& work, int query,
+                                            const float (&o)[64], const RowState& state, int lane) {
   const int row = work.rows.row0 + query;
   if (row < work.rows.begin || row >= work.rows.end) return;
   const int H = p.groups * kHeads;
@@ -460,7 +492,8 @@ __device__ __forceinline__ void write_query(const Params& p, const TileWork& wor
       uint32_t w[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float x = o[4 * (j + i) + 2 * half] * inverse, y = o[4 * (j + i) + 2 * half + 1] * inverse;
+        const float x = o[4 * (j + i) + 2 * half] * inverse,
+                    y = o[4 * (j + i) + 2 * half + 1] * inverse;
         finite += (x - x) + (y - y);
         w[i] = pack_bf16x2(x, y);
       }
@@ -480,14 +513,15 @@ __device__ __forceinline__ void write_query(const Params& p, const TileWork& wor
   }
 }
 
-// Values behind the sequence's end become zeros: their weights are 0, but 0 x NaN is not. Both warpgroups
-// do it for themselves and write the same. Only the lanes that later give the stage back write, so that
-// racecheck can follow the hand-over; at most 16 tiles of a sequence have a tail.
+// Values behind the sequence's end become zeros: their weights are 0, but 0 x NaN is not. Both
+// warpgroups do it for themselves and write the same. Only the lanes that later give the stage back
+// write, so that racecheck can follow the hand-over; at most 16 tiles of a sequence have a tail.
 __device__ __forceinline__ void clear_tail(char* values, int tail, int consumer) {
   if (threadIdx.x % 32 == 0) {
     for (int i = threadIdx.x / 32 % 4; i < (kBlock - tail) * 16; i += 4) {
       const int row = tail + i / 16, half = i / 8 % 2;
-      *reinterpret_cast<uint4*>(values + half * kHalfBytes + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(values + half * kHalfBytes + row * 128 + i % 8 * 16) =
+          make_uint4(0, 0, 0, 0);
     }
     fence_async_shared();
   }
@@ -495,7 +529,8 @@ __device__ __forceinline__ void clear_tail(char* values, int tail, int consumer)
 }
 
 template <int kTopk>
-__device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, int consumer, int warp, int lane) {
+__device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, int consumer,
+                                        int warp, int lane) {
   const int query = consumer * 4 + warp % 4;  // of the tile
   const uint64_t query_rows = descriptor_k_major(shared.query + consumer * 64 * 128);
   const uint64_t stage_keys = descriptor_k_major(shared.stage[0]);
@@ -504,9 +539,11 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
   const auto release = [&](RingPlace at) {
     if (lane == 0) mbarrier_arrive(&shared.empty[at.stage]);
   };
-  const auto tile_of = [](uint64_t descriptor, RingPlace at) { return descriptor_advance(descriptor, at.stage * kTileBytes); };
+  const auto tile_of = [](uint64_t descriptor, RingPlace at) {
+    return descriptor_advance(descriptor, at.stage * kTileBytes);
+  };
 
-  RingPlace cursor;  // the next stage of the ring
+  RingPlace cursor;                   // the next stage of the ring
   const auto skip = [&](int count) {  // entries, of two stages each
     for (int i = 0; i < 2 * count; ++i) {
       wait_full(cursor);
@@ -561,7 +598,8 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
       wgmma_wait<0>();
       wgmma_pin(s);
       release(keys);
-      if (word & kWantedOwn) {  // the only block that a row may see in part, or that may be incomplete
+      // The only block that a row may see in part, or that may be incomplete.
+      if (word & kWantedOwn) {
         const int tail = work.tail;
         if (tail < kBlock) {
           wait_full(values);
@@ -615,7 +653,8 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
         };
         wait_full(cursor);
         if (pairs > 0) {
-          const float2* ml = reinterpret_cast<const float2*>(shared.stage[cursor.stage]) + query * kHeads + lane / 4;
+          const float2* ml = reinterpret_cast<const float2*>(shared.stage[cursor.stage]) +
+                             query * kHeads + lane / 4;
           weigh_partials<kPerLane>(weight, ml, pairs, o, state, p.scale_log2, lane);
         }
         pass();
@@ -646,8 +685,10 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
 
 template <int kTopk>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend_tile_kernel(const __grid_constant__ CUtensorMap query_map, const __grid_constant__ CUtensorMap k_map,
-                       const __grid_constant__ CUtensorMap v_map, const __grid_constant__ Params p) {
+    attend_tile_kernel(const __grid_constant__ CUtensorMap query_map,
+                       const __grid_constant__ CUtensorMap k_map,
+                       const __grid_constant__ CUtensorMap v_map,
+                       const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) char smem[];
   Shared<kTopk>& shared = *reinterpret_cast<Shared<kTopk>*>(smem);
   const int tid = threadIdx.x;
@@ -682,8 +723,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <int kTopk>
-void launch(const AttendCudaArgs& a, int threshold, int chunk, const AttendSizes& sizes, const AttendWorkspace& ws,
-            cudaStream_t stream) {
+void launch(const AttendCudaArgs& a, int threshold, int chunk, const AttendSizes& sizes,
+            const AttendWorkspace& ws, cudaStream_t stream) {
   Params p;
   p.batch = a.batch;
   p.ids_RTK = a.lists;
@@ -696,19 +737,25 @@ void launch(const AttendCudaArgs& a, int threshold, int chunk, const AttendSizes
   p.scale_log2 = static_cast<float>(a.geometry.logit_scale()) * kLog2e;
   p.ws = ws;
   const auto kernel = attend_tile_kernel<kTopk>;
-  M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<kTopk>)));
-  kernel<<<sm_count(), kThreads, sizeof(Shared<kTopk>), stream>>>(query_map(a, kQueries), kv_map(a, a.k), kv_map(a, a.v), p);
+  M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     sizeof(Shared<kTopk>)));
+  kernel<<<sm_count(), kThreads, sizeof(Shared<kTopk>), stream>>>(
+      query_map(a, kQueries), kv_map(a, a.k), kv_map(a, a.v), p);
   M3_CUDA_CHECK(cudaGetLastError());
 }
 
 void attend_tiles(const AttendCudaArgs& args, int threshold, int chunk, const AttendSizes& sizes,
                   const AttendWorkspace& ws, Stream stream) {
   const auto handle = static_cast<cudaStream_t>(stream.handle);
-  if (args.support.kind == AttendSupport::Kind::kFull) return launch<0>(args, threshold, chunk, sizes, ws, handle);
+  if (args.support.kind == AttendSupport::Kind::kFull)
+    return launch<0>(args, threshold, chunk, sizes, ws, handle);
   switch (args.geometry.topk) {
-    case 4: return launch<4>(args, threshold, chunk, sizes, ws, handle);
-    case 16: return launch<16>(args, threshold, chunk, sizes, ws, handle);
-    default: M3_FAIL("attend: the Hopper path has topk 4 and 16, got {}", args.geometry.topk);
+    case 4:
+      return launch<4>(args, threshold, chunk, sizes, ws, handle);
+    case 16:
+      return launch<16>(args, threshold, chunk, sizes, ws, handle);
+    default:
+      M3_FAIL("attend: the Hopper path has topk 4 and 16, got {}", args.geometry.topk);
   }
 }
 
@@ -716,7 +763,8 @@ void attend_tiles(const AttendCudaArgs& args, int threshold, int chunk, const At
 
 void attend_sm90(const AttendCudaArgs& args, int threshold, Stream stream) {
   const AttendSizes sizes = attend_sizes(args.geometry, args.batch, threshold);
-  const AttendWorkspace ws = attend_make_workspace(args.geometry, args.batch, threshold, args.workspace);
+  const AttendWorkspace ws =
+      attend_make_workspace(args.geometry, args.batch, threshold, args.workspace);
   attend_plan_pairs(args, threshold, sizes, ws, stream);
   for (int chunk = 0; chunk < sizes.num_chunks; ++chunk) {
     if (threshold > 1) attend_rows(args, chunk, sizes, ws, stream);

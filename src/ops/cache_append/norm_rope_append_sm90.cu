@@ -1,6 +1,6 @@
-// Norm, rotation and cache write of a layer's projections: one warp per vector of 128 (a head of a token),
-// lane l holds dims 4l .. 4l+3. The pair (m, m + pairs) lies in lanes pairs/4 apart.
-// Bytes: every vector read and written once; about 40 KB a token at 64 + 4 + 4 + 4 + 1 vectors. Decode is
+// Norm, rotation and cache write of a layer's projections: one warp per vector of 128 (a head of a
+// token), lane l holds dims 4l .. 4l+3. The pair (m, m + pairs) lies in lanes pairs/4 apart. Bytes:
+// every vector read and written once; about 40 KB a token at 64 + 4 + 4 + 4 + 1 vectors. Decode is
 // bound by launch latency, prefill by memory.
 #include <cmath>
 
@@ -22,8 +22,10 @@ struct Vector {
 };
 
 __device__ __forceinline__ Vector load(const void* base, int64_t element, int lane) {
-  const uint2 packed = *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(base) + element + 4 * lane);
-  return {{unpack_bf16_low(packed.x), unpack_bf16_high(packed.x), unpack_bf16_low(packed.y), unpack_bf16_high(packed.y)}};
+  const uint2 packed =
+      *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(base) + element + 4 * lane);
+  return {{unpack_bf16_low(packed.x), unpack_bf16_high(packed.x), unpack_bf16_low(packed.y),
+           unpack_bf16_high(packed.y)}};
 }
 
 __device__ __forceinline__ void store(void* base, int64_t element, int lane, const Vector& v) {
@@ -43,7 +45,8 @@ __device__ __forceinline__ void norm(Vector& v, const void* weight, float eps, i
   for (int i = 0; i < 4; ++i) v.x[i] = v.x[i] * scale * (1.0f + w.x[i]);
 }
 
-__device__ __forceinline__ void rotate(Vector& v, const float* cos, const float* sin, int pairs, int lane) {
+__device__ __forceinline__ void rotate(Vector& v, const float* cos, const float* sin, int pairs,
+                                       int lane) {
   const int apart = pairs / 4;
   Vector other;
 #pragma unroll
@@ -58,10 +61,12 @@ __device__ __forceinline__ void rotate(Vector& v, const float* cos, const float*
   }
 }
 
-__global__ __launch_bounds__(kWarps * 32) void norm_rope_append_kernel(const NormRopeAppendParams p) {
+__global__ __launch_bounds__(kWarps *
+                             32) void norm_rope_append_kernel(const NormRopeAppendParams p) {
   const int lane = threadIdx.x % 32;
   const int64_t token = blockIdx.x;
-  int which = blockIdx.y * kWarps + threadIdx.x / 32;  // q heads, k heads, v heads, index q heads, index k
+  int which =
+      blockIdx.y * kWarps + threadIdx.x / 32;  // q heads, k heads, v heads, index q heads, index k
   const int n = msa_find(p.cu_q, p.num_seqs, static_cast<int32_t>(token));
   const int position = p.seq_lens[n] - p.cu_q[n + 1] + static_cast<int>(token);
   const int64_t page = position < 0 ? 0 : p.page_table[n * p.page_stride + position / kBlock];
@@ -80,12 +85,14 @@ __global__ __launch_bounds__(kWarps * 32) void norm_rope_append_kernel(const Nor
   if (which < 2 * p.groups) {
     const bool key = which < p.groups;
     const int group = key ? which : which - p.groups;
-    Vector v = load(key ? p.k_TRD : p.v_TRD, token * (key ? p.k_token_stride : p.v_token_stride) + group * kDim, lane);
+    Vector v = load(key ? p.k_TRD : p.v_TRD,
+                    token * (key ? p.k_token_stride : p.v_token_stride) + group * kDim, lane);
     if (key) {
       norm(v, p.w_k, p.eps, lane);
       rotate(v, cos, sin, p.pairs, lane);
     }
-    if (position >= 0) store(key ? p.k_PRBD : p.v_PRBD, ((page * p.groups + group) * kBlock + slot) * kDim, lane, v);
+    if (position >= 0)
+      store(key ? p.k_PRBD : p.v_PRBD, ((page * p.groups + group) * kBlock + slot) * kDim, lane, v);
     return;
   }
   which -= 2 * p.groups;
@@ -112,7 +119,8 @@ __global__ void rope_angles_kernel(const RopeAnglesParams p, const Frequencies f
   const int token = static_cast<int>(i / p.pairs), m = static_cast<int>(i % p.pairs);
   const int n = msa_find(p.cu_q, p.num_seqs, token);
   const int position = max(0, p.seq_lens[n] - p.cu_q[n + 1] + token);
-  const double angle = static_cast<float>(position) * frequencies.value[m];  // the fp32 product, widened
+  const double angle =
+      static_cast<float>(position) * frequencies.value[m];  // the fp32 product, widened
   p.cos_TM[i] = static_cast<float>(cos(angle));
   p.sin_TM[i] = static_cast<float>(sin(angle));
 }
@@ -128,7 +136,8 @@ void norm_rope_append(const NormRopeAppendParams& p, bool dependent, Stream stre
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(p.num_queries), static_cast<unsigned>((vectors + kWarps - 1) / kWarps));
+  config.gridDim = dim3(static_cast<unsigned>(p.num_queries),
+                        static_cast<unsigned>((vectors + kWarps - 1) / kWarps));
   config.blockDim = dim3(kWarps * 32);
   config.stream = static_cast<cudaStream_t>(stream.handle);
   config.attrs = &attribute;
@@ -138,14 +147,17 @@ void norm_rope_append(const NormRopeAppendParams& p, bool dependent, Stream stre
 
 void rope_angles_paged(const RopeAnglesParams& p, Stream stream) {
   if (p.num_queries == 0) return;
-  M3_CHECK(p.pairs > 0 && p.pairs <= kMaxPairs, "rope_angles_paged: {} pairs, want 1 to {}", p.pairs, kMaxPairs);
+  M3_CHECK(p.pairs > 0 && p.pairs <= kMaxPairs, "rope_angles_paged: {} pairs, want 1 to {}",
+           p.pairs, kMaxPairs);
   Frequencies frequencies = {};
   for (int m = 0; m < p.pairs; ++m) {  // in fp32, as the references do (model.md §4.2)
-    frequencies.value[m] = 1.0f / std::pow(static_cast<float>(p.theta), static_cast<float>(2 * m) / static_cast<float>(2 * p.pairs));
+    frequencies.value[m] =
+        1.0f / std::pow(static_cast<float>(p.theta),
+                        static_cast<float>(2 * m) / static_cast<float>(2 * p.pairs));
   }
   const int64_t count = p.num_queries * p.pairs;
-  rope_angles_kernel<<<static_cast<unsigned>((count + 127) / 128), 128, 0, static_cast<cudaStream_t>(stream.handle)>>>(
-      p, frequencies);
+  rope_angles_kernel<<<static_cast<unsigned>((count + 127) / 128), 128, 0,
+                       static_cast<cudaStream_t>(stream.handle)>>>(p, frequencies);
   M3_CUDA_CHECK(cudaGetLastError());
 }
 

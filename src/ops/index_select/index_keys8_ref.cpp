@@ -34,12 +34,15 @@ void index_keys8_ref(const Tensor& x_PBX, int64_t first, int64_t count, const In
         norm2 += double{value} * value;
       }
       if (std::isnan(norm2)) continue;
-      error = std::max(error, std::isinf(norm2) ? std::numeric_limits<double>::infinity() : std::sqrt(error2));
+      error = std::max(
+          error, std::isinf(norm2) ? std::numeric_limits<double>::infinity() : std::sqrt(error2));
       norm = std::max(norm, std::sqrt(norm2));
     }
     keys.scale_P[page] = scale;
-    keys.error_P[page] = std::nextafter(static_cast<float>(error), std::numeric_limits<float>::infinity());
-    keys.norm_P[page] = std::nextafter(static_cast<float>(norm), std::numeric_limits<float>::infinity());
+    keys.error_P[page] =
+        std::nextafter(static_cast<float>(error), std::numeric_limits<float>::infinity());
+    keys.norm_P[page] =
+        std::nextafter(static_cast<float>(norm), std::numeric_limits<float>::infinity());
   }
 }
 

@@ -37,20 +37,21 @@ __device__ __forceinline__ float cta_max(float x, float* shared) {
 __device__ void convert_page(const void* x_PBX, int64_t page, const IndexKeys8& keys) {
   __shared__ float shared[kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint2* rows = static_cast<const uint2*>(x_PBX) + (page * kBlock + warp * kRows) * (kDim / 4) + lane;
+  const uint2* rows =
+      static_cast<const uint2*>(x_PBX) + (page * kBlock + warp * kRows) * (kDim / 4) + lane;
   float largest = 0;
   for (int j = 0; j < kRows; ++j) {
     const uint2 packed = rows[j * (kDim / 4)];
-    const float x[4] = {unpack_bf16_low(packed.x), unpack_bf16_high(packed.x), unpack_bf16_low(packed.y),
-                        unpack_bf16_high(packed.y)};
+    const float x[4] = {unpack_bf16_low(packed.x), unpack_bf16_high(packed.x),
+                        unpack_bf16_low(packed.y), unpack_bf16_high(packed.y)};
     for (int i = 0; i < 4; ++i) largest = fmaxf(largest, isfinite(x[i]) ? fabsf(x[i]) : 0.0f);
   }
   const float scale = __fdiv_rn(cta_max(largest, shared), 127.0f);
   float error = 0, norm = 0;
   for (int j = 0; j < kRows; ++j) {
     const uint2 packed = rows[j * (kDim / 4)];
-    const float x[4] = {unpack_bf16_low(packed.x), unpack_bf16_high(packed.x), unpack_bf16_low(packed.y),
-                        unpack_bf16_high(packed.y)};
+    const float x[4] = {unpack_bf16_low(packed.x), unpack_bf16_high(packed.x),
+                        unpack_bf16_low(packed.y), unpack_bf16_high(packed.y)};
     float error2 = 0, norm2 = 0;
     uint32_t codes = 0;
     for (int i = 0; i < 4; ++i) {
@@ -65,7 +66,8 @@ __device__ void convert_page(const void* x_PBX, int64_t page, const IndexKeys8& 
       error2 += difference * difference;
       norm2 += x[i] * x[i];
     }
-    reinterpret_cast<uint32_t*>(keys.codes_PBX)[((page * kBlock + warp * kRows + j) * kDim) / 4 + lane] = codes;
+    reinterpret_cast<uint32_t*>(
+        keys.codes_PBX)[((page * kBlock + warp * kRows + j) * kDim) / 4 + lane] = codes;
     error2 = warp_sum(error2);
     norm2 = warp_sum(norm2);
     if (isnan(norm2)) continue;  // the key scores -inf whatever its codes say
@@ -81,13 +83,15 @@ __device__ void convert_page(const void* x_PBX, int64_t page, const IndexKeys8& 
   }
 }
 
-__global__ __launch_bounds__(kWarps * 32) void index_keys8_convert_kernel(const void* x_PBX, int64_t first,
+__global__ __launch_bounds__(kWarps * 32) void index_keys8_convert_kernel(const void* x_PBX,
+                                                                          int64_t first,
                                                                           IndexKeys8 keys) {
   convert_page(x_PBX, first + blockIdx.x, keys);
 }
 
 // blockIdx.x: sequence, blockIdx.y: how many completed blocks before this one.
-__global__ __launch_bounds__(kWarps * 32) void index_keys8_append_kernel(MsaBatch batch, const void* x_PBX,
+__global__ __launch_bounds__(kWarps * 32) void index_keys8_append_kernel(MsaBatch batch,
+                                                                         const void* x_PBX,
                                                                          IndexKeys8 keys) {
   const MsaSequence s = msa_sequence(batch, blockIdx.x);
   if (s.q_len == 0 || s.k_len == 0) return;
@@ -98,18 +102,22 @@ __global__ __launch_bounds__(kWarps * 32) void index_keys8_append_kernel(MsaBatc
 
 }  // namespace
 
-void index_keys8_append(const MsaBatch& batch, const void* x_PBX, const IndexKeys8& keys, Stream stream) {
+void index_keys8_append(const MsaBatch& batch, const void* x_PBX, const IndexKeys8& keys,
+                        Stream stream) {
   if (batch.num_seqs == 0 || batch.max_q_len == 0) return;
   M3_CHECK(batch.layout == KvLayout::kPaged, "index_keys8_append needs a paged batch");
-  const dim3 grid(static_cast<unsigned>(batch.num_seqs), static_cast<unsigned>((batch.max_q_len + kBlock - 1) / kBlock + 1));
-  index_keys8_append_kernel<<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream.handle)>>>(batch, x_PBX, keys);
+  const dim3 grid(static_cast<unsigned>(batch.num_seqs),
+                  static_cast<unsigned>((batch.max_q_len + kBlock - 1) / kBlock + 1));
+  index_keys8_append_kernel<<<grid, kWarps * 32, 0, static_cast<cudaStream_t>(stream.handle)>>>(
+      batch, x_PBX, keys);
   M3_CUDA_CHECK(cudaGetLastError());
 }
 
-void index_keys8_convert(const void* x_PBX, int64_t first, int64_t count, const IndexKeys8& keys, Stream stream) {
+void index_keys8_convert(const void* x_PBX, int64_t first, int64_t count, const IndexKeys8& keys,
+                         Stream stream) {
   if (count == 0) return;
-  index_keys8_convert_kernel<<<static_cast<unsigned>(count), kWarps * 32, 0, static_cast<cudaStream_t>(stream.handle)>>>(
-      x_PBX, first, keys);
+  index_keys8_convert_kernel<<<static_cast<unsigned>(count), kWarps * 32, 0,
+                               static_cast<cudaStream_t>(stream.handle)>>>(x_PBX, first, keys);
   M3_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -21,7 +21,8 @@ struct Bf16Keys {
 #pragma unroll
     for (int j = 0; j < kWarpTiles<kTiles>; ++j) {
       const int column = 8 * (warp / kKeyWarps<kTiles> * kWarpTiles<kTiles> + j) + quad;
-      const uint4* row = static_cast<const uint4*>(p.qi_TRX) + (int64_t{rows.first} * p.groups + column) * (kDim / 8);
+      const uint4* row = static_cast<const uint4*>(p.qi_TRX) +
+                         (int64_t{rows.first} * p.groups + column) * (kDim / 8);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint4 chunk = column < rows.columns ? row[4 * i + t] : uint4{0, 0, 0, 0};
@@ -31,15 +32,16 @@ struct Bf16Keys {
     }
   }
 
-  // Largest score of the warp's 16 (or 32) keys for each of its columns. fmaxf drops NaN, so a NaN key
-  // spoils only itself.
+  // Largest score of the warp's 16 (or 32) keys for each of its columns. fmaxf drops NaN, so a NaN
+  // key spoils only itself.
   template <int kTiles>
-  static __device__ __forceinline__ void score_keys(const uint8_t* page, const Query<kWarpTiles<kTiles>>& query, float,
+  static __device__ __forceinline__ void score_keys(const uint8_t* page,
+                                                    const Query<kWarpTiles<kTiles>>& query, float,
                                                     float* maxima) {
     constexpr int kRows = 16 * kColumnWarps<kTiles>;  // keys of a warp
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, t = lane % 4;
-    const uint4* keys =
-        reinterpret_cast<const uint4*>(page) + (kRows * (warp % kKeyWarps<kTiles>) + quad) * (kDim / 8) + t;
+    const uint4* keys = reinterpret_cast<const uint4*>(page) +
+                        (kRows * (warp % kKeyWarps<kTiles>)+quad) * (kDim / 8) + t;
     float best[kWarpTiles<kTiles>][2];
 #pragma unroll
     for (int j = 0; j < kWarpTiles<kTiles>; ++j) best[j][0] = best[j][1] = -INFINITY;
@@ -47,7 +49,8 @@ struct Bf16Keys {
     for (int row = 0; row < kRows; row += 16) {
       uint4 a[4], b[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) a[i] = keys[row * (kDim / 8) + 4 * i], b[i] = keys[(row + 8) * (kDim / 8) + 4 * i];
+      for (int i = 0; i < 4; ++i)
+        a[i] = keys[row * (kDim / 8) + 4 * i], b[i] = keys[(row + 8) * (kDim / 8) + 4 * i];
 #pragma unroll
       for (int j = 0; j < kWarpTiles<kTiles>; ++j) {
         float sum[4];

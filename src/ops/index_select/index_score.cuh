@@ -1,5 +1,6 @@
-// bf16 index scores: one instruction sequence for the scan (index_scan_bf16.cuh) and for candidates that are
-// scored again (index_decode8_sm90.cu, attend_decode_sm90.cu), so that both give the same bits.
+// bf16 index scores: one instruction sequence for the scan (index_scan_bf16.cuh) and for candidates
+// that are scored again (index_decode8_sm90.cu, attend_decode_sm90.cu), so that both give the same
+// bits.
 #pragma once
 #include <cmath>
 
@@ -7,10 +8,11 @@
 
 namespace m3::index_scan {
 
-// Scores of 16 keys (rows quad and quad + 8 of the fragments a, b) for the columns of one tile. Lane t of a
-// quad holds the 16-byte chunks t, t + 4, t + 8, t + 12 of its row, of key and query alike.
-__device__ __forceinline__ void bf16_scores(const uint4 (&a)[4], const uint4 (&b)[4], const uint32_t (&query)[4][4],
-                                            float (&sum)[4]) {
+// Scores of 16 keys (rows quad and quad + 8 of the fragments a, b) for the columns of one tile.
+// Lane t of a quad holds the 16-byte chunks t, t + 4, t + 8, t + 12 of its row, of key and query
+// alike.
+__device__ __forceinline__ void bf16_scores(const uint4 (&a)[4], const uint4 (&b)[4],
+                                            const uint32_t (&query)[4][4], float (&sum)[4]) {
   sum[0] = sum[1] = sum[2] = sum[3] = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -29,7 +31,8 @@ __device__ __forceinline__ void load_query_row(const uint4* row, uint32_t (&quer
   }
 }
 
-// Largest score of 16 keys (rows of 128 bf16) for that row, in lane 0: NaN counts as -inf, -0 as +0.
+// Largest score of 16 keys (rows of 128 bf16) for that row, in lane 0: NaN counts as -inf, -0 as
+// +0.
 __device__ __forceinline__ float best_of_16_keys(const uint4* keys, const uint32_t (&query)[4][4]) {
   const int lane = threadIdx.x % 32;
   const uint4* row = keys + lane / 4 * 16 + lane % 4;
@@ -40,7 +43,8 @@ __device__ __forceinline__ float best_of_16_keys(const uint4* keys, const uint32
   bf16_scores(a, b, query, sum);
   float best = fmaxf(fmaxf(-INFINITY, sum[0]), sum[2]);  // column 0 lies in the lanes t = 0
 #pragma unroll
-  for (int step = 4; step < 32; step *= 2) best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, step));
+  for (int step = 4; step < 32; step *= 2)
+    best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, step));
   return best + 0.0f;
 }
 

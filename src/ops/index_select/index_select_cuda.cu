@@ -10,10 +10,13 @@ namespace {
 
 constexpr int kFastDim = 128, kFastBlock = 128;
 
-int64_t max_blocks(const MsaGeometry& g, const MsaBatch& batch) { return (batch.max_k_len + g.block - 1) / g.block; }
+int64_t max_blocks(const MsaGeometry& g, const MsaBatch& batch) {
+  return (batch.max_k_len + g.block - 1) / g.block;
+}
 
 bool is_decode(const MsaGeometry& g, const MsaBatch& batch) {
-  return batch.layout == KvLayout::kPaged && index_decode_supports(g, batch.max_q_len, max_blocks(g, batch)).empty();
+  return batch.layout == KvLayout::kPaged &&
+         index_decode_supports(g, batch.max_q_len, max_blocks(g, batch)).empty();
 }
 
 int64_t decode_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch) {
@@ -21,7 +24,8 @@ int64_t decode_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch) {
 }
 
 void index_select_decode(const IndexSelectCudaArgs& a, Stream stream) {
-  const int64_t blocks = max_blocks(a.geometry, a.batch), stride = index_decode_score_stride(blocks);
+  const int64_t blocks = max_blocks(a.geometry, a.batch),
+                stride = index_decode_score_stride(blocks);
   auto* scores = static_cast<float*>(a.workspace);
   index_decode_scores({.qi_TRX = a.qi_TRX,
                        .x_PBX = a.ki,
@@ -53,17 +57,22 @@ void index_select_decode(const IndexSelectCudaArgs& a, Stream stream) {
 
 const char* index_select_path_name(IndexSelectPath path) {
   switch (path) {
-    case IndexSelectPath::kGeneral: return "general";
-    case IndexSelectPath::kPrefill: return "prefill";
-    case IndexSelectPath::kDecode: return "decode";
+    case IndexSelectPath::kGeneral:
+      return "general";
+    case IndexSelectPath::kPrefill:
+      return "prefill";
+    case IndexSelectPath::kDecode:
+      return "decode";
   }
   return "?";
 }
 
-IndexSelectPath index_select_cuda_path(const MsaGeometry& g, const MsaBatch& batch, const IndexSelectOptions& options,
-                                       DType query_dtype, DType key_dtype) {
+IndexSelectPath index_select_cuda_path(const MsaGeometry& g, const MsaBatch& batch,
+                                       const IndexSelectOptions& options, DType query_dtype,
+                                       DType key_dtype) {
   const bool bf16 = query_dtype == DType::kBF16 && key_dtype == DType::kBF16;
-  const bool shape = g.index_dim == kFastDim && g.block == kFastBlock && g.local == 1 && g.init == 0;
+  const bool shape =
+      g.index_dim == kFastDim && g.block == kFastBlock && g.local == 1 && g.init == 0;
   if (!bf16 || !shape || options.order != SelectOrder::kAscending) return IndexSelectPath::kGeneral;
   if (is_decode(g, batch)) return IndexSelectPath::kDecode;
   const bool topk = g.topk == 4 || g.topk == 16;
@@ -77,9 +86,12 @@ int64_t index_select_cuda_workspace_bytes(const MsaGeometry& g, const MsaBatch& 
 
 void index_select_cuda(const IndexSelectCudaArgs& args, IndexSelectPath path, Stream stream) {
   switch (path) {
-    case IndexSelectPath::kGeneral: return index_select_general(args, stream);
-    case IndexSelectPath::kPrefill: return index_select_sm90(args, stream);
-    case IndexSelectPath::kDecode: return index_select_decode(args, stream);
+    case IndexSelectPath::kGeneral:
+      return index_select_general(args, stream);
+    case IndexSelectPath::kPrefill:
+      return index_select_sm90(args, stream);
+    case IndexSelectPath::kDecode:
+      return index_select_decode(args, stream);
   }
 }
 

@@ -1,5 +1,5 @@
-// GPU paths of index_select. Raw pointers; index_select.cpp checks tensors and calls these. Without CUDA
-// index_select_cuda_none.cpp takes their place.
+// GPU paths of index_select. Raw pointers; index_select.cpp checks tensors and calls these. Without
+// CUDA index_select_cuda_none.cpp takes their place.
 #pragma once
 #include "ops/index_select/index_select.h"
 
@@ -25,7 +25,8 @@ enum class IndexSelectPath : uint8_t {
 };
 const char* index_select_path_name(IndexSelectPath path);
 IndexSelectPath index_select_cuda_path(const MsaGeometry& geometry, const MsaBatch& batch,
-                                       const IndexSelectOptions& options, DType query_dtype, DType key_dtype);
+                                       const IndexSelectOptions& options, DType query_dtype,
+                                       DType key_dtype);
 
 // Enough for every path of these sizes.
 int64_t index_select_cuda_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch);

@@ -1,5 +1,5 @@
-// Decode selection on the GPU: scores against fp64, choice against a sort of the same scores (exact),
-// ids against index_select_ref with the near-tie band of msa.md §14.
+// Decode selection on the GPU: scores against fp64, choice against a sort of the same scores
+// (exact), ids against index_select_ref with the near-tie band of msa.md §14.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -26,19 +26,30 @@ Selected run(PagedCase& c, const IndexDecodeTuning& tuning = {}, bool score_all 
   Mirror ids(DType::kI32, {g.groups, c.num_queries(), g.topk}, true);
   Mirror sel(DType::kF32, {g.groups, c.num_queries(), g.topk}, true);
   for (Mirror* m : {&scores, &ids, &sel}) m->fill_bytes(0xff), m->upload();
-  const IndexDecodeParams params = {.qi_TRX = c.qi().device_ptr<bf16>(), .x_PBX = c.x().device_ptr<bf16>(),
+  const IndexDecodeParams params = {.qi_TRX = c.qi().device_ptr<bf16>(),
+                                    .x_PBX = c.x().device_ptr<bf16>(),
                                     .cu_q = c.cu_q().device_ptr<int32_t>(),
                                     .seq_lens = c.seq_lens().device_ptr<int32_t>(),
                                     .page_table = c.page_table().device_ptr<int32_t>(),
-                                    .page_stride = c.page_stride(), .num_seqs = c.num_seqs(), .groups = g.groups,
-                                    .topk = g.topk, .score_all = score_all,
-                                    .scores_TRM = scores.device_ptr<float>(), .score_stride = out.stride};
+                                    .page_stride = c.page_stride(),
+                                    .num_seqs = c.num_seqs(),
+                                    .groups = g.groups,
+                                    .topk = g.topk,
+                                    .score_all = score_all,
+                                    .scores_TRM = scores.device_ptr<float>(),
+                                    .score_stride = out.stride};
   index_decode_scores(params, c.max_q_len(), tuning, {});
-  const IndexChooseParams choose = {.scores_TRM = scores.device_ptr<float>(), .score_stride = out.stride,
-                                    .cu_q = params.cu_q, .seq_lens = params.seq_lens, .num_seqs = c.num_seqs(),
-                                    .groups = g.groups, .topk = g.topk, .num_queries = c.num_queries(),
-                                    .ids_RTK = ids.device_ptr<int32_t>(),
-                                    .sel_scores_RTK = score_all ? sel.device_ptr<float>() : nullptr};
+  const IndexChooseParams choose = {
+      .scores_TRM = scores.device_ptr<float>(),
+      .score_stride = out.stride,
+      .cu_q = params.cu_q,
+      .seq_lens = params.seq_lens,
+      .num_seqs = c.num_seqs(),
+      .groups = g.groups,
+      .topk = g.topk,
+      .num_queries = c.num_queries(),
+      .ids_RTK = ids.device_ptr<int32_t>(),
+      .sel_scores_RTK = score_all ? sel.device_ptr<float>() : nullptr};
   index_decode_choose(choose, c.max_blocks(), true, {});
   for (Mirror* m : {&scores, &ids, &sel}) m->download();
   out.scores.assign(scores.ptr<float>(), scores.ptr<float>() + scores.host().numel());
@@ -65,12 +76,14 @@ Exact exact_scores(PagedCase& c, int64_t t, int group, int64_t blocks) {
   Exact e;
   double largest = 0;
   for (int64_t b = 0; b < blocks; ++b) {
-    const bf16* page = c.x().ptr<bf16>() +
-                       int64_t{c.page_table().ptr<int32_t>()[n * c.page_stride() + b]} * g.block * g.index_dim;
+    const bf16* page =
+        c.x().ptr<bf16>() +
+        int64_t{c.page_table().ptr<int32_t>()[n * c.page_stride() + b]} * g.block * g.index_dim;
     double best = -std::numeric_limits<double>::infinity();
     for (int j = 0; j < g.block; ++j) {
       double z = 0;
-      for (int i = 0; i < g.index_dim; ++i) z += double{to_float(query[i])} * to_float(page[j * g.index_dim + i]);
+      for (int i = 0; i < g.index_dim; ++i)
+        z += double{to_float(query[i])} * to_float(page[j * g.index_dim + i]);
       if (!std::isnan(z)) best = std::max(best, z);
       const double length = norm(page + j * g.index_dim, g.index_dim);
       if (std::isfinite(length)) largest = std::max(largest, length);
@@ -109,7 +122,8 @@ void check(PagedCase& c, const Selected& got) {
         // The choice from these very scores must be exact: score descending, then id ascending.
         std::vector<int32_t> order(own);
         std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return scores[a] > scores[b]; });
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int a, int b) { return scores[a] > scores[b]; });
         expected.assign(order.begin(), order.begin() + wanted);
         expected.push_back(static_cast<int32_t>(own));
         std::sort(expected.begin(), expected.end());
@@ -120,7 +134,8 @@ void check(PagedCase& c, const Selected& got) {
   }
 }
 
-// Blocks that differ from the fp64 reference must lie in the near-tie band around its last chosen score.
+// Blocks that differ from the fp64 reference must lie in the near-tie band around its last chosen
+// score.
 void check_reference(PagedCase& c, const Selected& got) {
   const MsaGeometry& g = c.spec().geometry;
   std::vector<int32_t> ids(got.ids.size());
@@ -141,16 +156,22 @@ void check_reference(PagedCase& c, const Selected& got) {
         if (b < own) last = std::min(last, exact.score[b]);
       }
       for (int32_t b : mine) {
-        if (!theirs.count(b)) { EXPECT_GE(exact.score[b], last - exact.band) << b; }
+        if (!theirs.count(b)) {
+          EXPECT_GE(exact.score[b], last - exact.band) << b;
+        }
       }
       for (int32_t b : theirs) {
-        if (!mine.count(b)) { EXPECT_LE(exact.score[b], last + exact.band) << b; }
+        if (!mine.count(b)) {
+          EXPECT_LE(exact.score[b], last + exact.band) << b;
+        }
       }
     }
   }
 }
 
-bool no_gpu() { return num_cuda_devices() == 0; }
+bool no_gpu() {
+  return num_cuda_devices() == 0;
+}
 #define M3_NEEDS_GPU() \
   if (no_gpu()) GTEST_SKIP() << "no GPU: " << cuda_unavailable_reason()
 
@@ -163,8 +184,10 @@ PagedSpec spec_of(std::vector<int> lens, std::vector<int> q_lens, PagedData data
 
 TEST(IndexDecodeCuda, BorderLengthsInOneBatchMatchReference) {
   M3_NEEDS_GPU();
-  for (const PagedData data : {PagedData::kNormal, PagedData::kInteger, PagedData::kCorrelated, PagedData::kBad}) {
-    PagedSpec spec = spec_of({1, 127, 128, 129, 255, 2047, 2048, 2049, 2176, 2177, 4096, 6001, 0}, {}, data, 11);
+  for (const PagedData data :
+       {PagedData::kNormal, PagedData::kInteger, PagedData::kCorrelated, PagedData::kBad}) {
+    PagedSpec spec =
+        spec_of({1, 127, 128, 129, 255, 2047, 2048, 2049, 2176, 2177, 4096, 6001, 0}, {}, data, 11);
     spec.q_lens.assign(spec.lens.size(), 1);
     PagedCase c(spec);
     const Selected got = run(c);
@@ -183,7 +206,8 @@ TEST(IndexDecodeCuda, LongContextMatchesReference) {
 
 TEST(IndexDecodeCuda, LargestContextTakesEveryBlock) {
   M3_NEEDS_GPU();
-  PagedSpec spec = spec_of({1 << 20}, {1}, PagedData::kInteger, 13);  // 8192 blocks, thousands of ties
+  PagedSpec spec =
+      spec_of({1 << 20}, {1}, PagedData::kInteger, 13);  // 8192 blocks, thousands of ties
   PagedCase c(spec);
   check(c, run(c));
 }
@@ -216,14 +240,16 @@ TEST_P(IndexDecodeRandom, BatchesMatchReference) {
 
 TEST(IndexDecodeCuda, AnySplitAndAnyPageOrderGivesTheSameBits) {
   M3_NEEDS_GPU();
-  PagedSpec spec = spec_of({20000, 3000, 2049, 100, 40000}, {1, 8, 3, 2, 16}, PagedData::kNormal, 21);
+  PagedSpec spec =
+      spec_of({20000, 3000, 2049, 100, 40000}, {1, 8, 3, 2, 16}, PagedData::kNormal, 21);
   PagedCase c(spec);
   const Selected first = run(c);
   for (const int ctas : {1, 2, 7, 100, 256}) {
     for (const int stages : {2, 3, 6}) {
       const Selected again = run(c, {.stages = stages, .ctas = ctas});
       ASSERT_EQ(first.ids, again.ids) << ctas << " CTAs, " << stages << " stages";
-      ASSERT_EQ(0, std::memcmp(first.scores.data(), again.scores.data(), first.scores.size() * 4)) << ctas;
+      ASSERT_EQ(0, std::memcmp(first.scores.data(), again.scores.data(), first.scores.size() * 4))
+          << ctas;
     }
   }
   spec.page_seed = 4711;
@@ -247,8 +273,9 @@ TEST(IndexDecodeCuda, TokenOfALongerStepHasTheIdsOfASingleStep) {
     const Selected single = run(one);
     for (int r = 0; r < 4; ++r) {
       const auto at = all.ids.begin() + (r * 16 + t) * 16;
-      ASSERT_EQ(std::vector<int32_t>(at, at + 16),
-                std::vector<int32_t>(single.ids.begin() + r * 16, single.ids.begin() + r * 16 + 16));
+      ASSERT_EQ(
+          std::vector<int32_t>(at, at + 16),
+          std::vector<int32_t>(single.ids.begin() + r * 16, single.ids.begin() + r * 16 + 16));
     }
   }
 }
@@ -262,7 +289,8 @@ TEST(IndexDecodeCuda, ScoresOfTheChosenBlocksComeOut) {
   std::vector<float> scores(got.ids.size());
   const Shape shape = {g.groups, c.num_queries(), g.topk};
   index_select_ref(g, c.host_batch(), {.sel_scores = true}, c.qi().host(), c.x().host(),
-                   Tensor(ids.data(), DType::kI32, shape), Tensor(scores.data(), DType::kF32, shape));
+                   Tensor(ids.data(), DType::kI32, shape),
+                   Tensor(scores.data(), DType::kF32, shape));
   EXPECT_EQ(ids, got.ids);
   EXPECT_EQ(scores, got.sel_scores);
 }
@@ -275,7 +303,9 @@ TEST(IndexDecodeCuda, EqualAndCrowdedScoresKeepTheTieRule) {
     PagedCase c(spec);
     for (int64_t b = 0; b < 6000; ++b) {
       bf16* page = c.x().ptr<bf16>() + int64_t{c.page_table().ptr<int32_t>()[b]} * 128 * 128;
-      const float value = kind == 0 ? 0.0f : kind == 1 ? (b % 32 == 5 ? 8.0f : -1.0f) : (b % 32 < 15 ? 8.0f : -1.0f);
+      const float value = kind == 0   ? 0.0f
+                          : kind == 1 ? (b % 32 == 5 ? 8.0f : -1.0f)
+                                      : (b % 32 < 15 ? 8.0f : -1.0f);
       for (int i = 0; i < 128 * 128; ++i) page[i] = bf16(value);
     }
     c.x().upload();
@@ -288,8 +318,10 @@ TEST(IndexDecodeCuda, UnsupportedGeometryIsNamed) {
   EXPECT_EQ(index_decode_supports(g, 16, 8192), "");
   g.topk = 64;
   EXPECT_NE(index_decode_supports(g, 1, 8192).find("topk 64"), std::string::npos);
-  EXPECT_NE(index_decode_supports(msa_geometry_m3(), 17, 8).find("17 query tokens"), std::string::npos);
-  EXPECT_NE(index_decode_supports(msa_geometry_m3(), 1, 8193).find("8193 blocks"), std::string::npos);
+  EXPECT_NE(index_decode_supports(msa_geometry_m3(), 17, 8).find("17 query tokens"),
+            std::string::npos);
+  EXPECT_NE(index_decode_supports(msa_geometry_m3(), 1, 8193).find("8193 blocks"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -1,16 +1,19 @@
-// index_select for prefill on Hopper: block scores and exact top-k in one pass over the index keys, no
-// score ever in memory (hopper.md §6.1). bf16, X = B = 128, one forced local block.
+// index_select for prefill on Hopper: block scores and exact top-k in one pass over the index keys,
+// no score ever in memory (hopper.md §6.1). bf16, X = B = 128, one forced local block.
 //
-// Three kernels: `schedule` (1 CTA) cuts the call into items from the device lengths; `scan` (persistent)
-// scores and ranks; `merge` joins the lists of row tiles whose keys were cut into several items.
+// Three kernels: `schedule` (1 CTA) cuts the call into items from the device lengths; `scan`
+// (persistent) scores and ranks; `merge` joins the lists of row tiles whose keys were cut into
+// several items.
 //
-// scan: an item is 256 rows (row = query * R + group, of one sequence) against blocks [first, last), newest
-// block first, so that equal scores keep the lower id.
+// scan: an item is 256 rows (row = query * R + group, of one sequence) against blocks [first,
+// last), newest block first, so that equal scores keep the lower id.
 //   warpgroup 0: producer (1 warp): Q tiles and key blocks by tensor copies.
-//   warpgroups 1, 2: 128 rows each as two m64n128 products. While one warpgroup reduces, the other's
-//   products keep the tensor cores busy. Each of the 256 threads ends up with one row, its list in registers.
-// Shared memory: 2 Q tiles x 64 KB, 3 key stages x 32 KB = 224 KB, 128-byte swizzle, halves of 64 channels.
-// Work: 2 * 256 * 128 * 128 FLOP per 32 KB of keys (L2). Max of 32768 scores: 512 of about 2100 clocks.
+//   warpgroups 1, 2: 128 rows each as two m64n128 products. While one warpgroup reduces, the
+//   other's products keep the tensor cores busy. Each of the 256 threads ends up with one row, its
+//   list in registers.
+// Shared memory: 2 Q tiles x 64 KB, 3 key stages x 32 KB = 224 KB, 128-byte swizzle, halves of 64
+// channels. Work: 2 * 256 * 128 * 128 FLOP per 32 KB of keys (L2). Max of 32768 scores: 512 of
+// about 2100 clocks.
 #include <cuda_runtime.h>
 
 #include "hopper/fence.cuh"
@@ -32,9 +35,11 @@ constexpr int kTileRows = 256;
 constexpr int kStages = 3, kQueryBuffers = 2;
 constexpr int kHalfKeyBytes = kBlock * 128, kKeyBytes = 2 * kHalfKeyBytes;
 constexpr int kHalfQueryBytes = kTileRows * 128, kQueryBytes = 2 * kHalfQueryBytes;
-constexpr int kSmemBytes = kQueryBuffers * kQueryBytes + kStages * kKeyBytes + 1024;  // 1024: alignment
+constexpr int kSmemBytes =
+    kQueryBuffers * kQueryBytes + kStages * kKeyBytes + 1024;  // 1024: alignment
 constexpr int kScanThreads = 384;
-constexpr int kWaves = 2;  // target items per SM: at most 1.5 x the ideal length for any mix of tiles
+constexpr int kWaves =
+    2;  // target items per SM: at most 1.5 x the ideal length for any mix of tiles
 
 struct ScanItem {
   int32_t seq, tile;
@@ -67,9 +72,12 @@ int sm_count() {
 }
 
 constexpr int kMaxSms = 160;  // workspace is sized without a device
-int64_t align_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+int64_t align_up(int64_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
 
-// Blocks that the rows of a tile may choose from beyond their own: 0 .. result-1. Zero if no row needs scores.
+// Blocks that the rows of a tile may choose from beyond their own: 0 .. result-1. Zero if no row
+// needs scores.
 __device__ int tile_history(const MsaSequence& s, int tile, int groups, int topk) {
   const int last_row = min((tile + 1) * kTileRows, s.q_len * groups) - 1;
   const int position = s.first_position + last_row / groups;
@@ -177,13 +185,15 @@ struct __align__(8) ScanBarriers {
   uint64_t key_full[kStages], key_empty[kStages];
 };
 
-__device__ __forceinline__ void load_query(char* smem, const CUtensorMap* map, uint64_t* bar, int row) {
+__device__ __forceinline__ void load_query(char* smem, const CUtensorMap* map, uint64_t* bar,
+                                           int row) {
   mbarrier_arrive_expect_tx(bar, kQueryBytes);
   tma_load(smem, map, bar, 0, row);
   tma_load(smem + kHalfQueryBytes, map, bar, 64, row);
 }
 
-__device__ __forceinline__ void load_keys(char* smem, const CUtensorMap* map, uint64_t* bar, int row) {
+__device__ __forceinline__ void load_keys(char* smem, const CUtensorMap* map, uint64_t* bar,
+                                          int row) {
   mbarrier_arrive_expect_tx(bar, kKeyBytes);
   tma_load(smem, map, bar, 0, row);
   tma_load(smem + kHalfKeyBytes, map, bar, 64, row);
@@ -214,8 +224,9 @@ __device__ __forceinline__ void reduce_rows(const float (&acc)[64], float& upper
 
 template <int kTopk>
 __global__ void __launch_bounds__(kScanThreads, 1)
-    scan_kernel(const __grid_constant__ CUtensorMap query_map, const __grid_constant__ CUtensorMap key_map,
-                const MsaBatch batch, const int groups, int32_t* ids_RTK, const Workspace ws) {
+    scan_kernel(const __grid_constant__ CUtensorMap query_map,
+                const __grid_constant__ CUtensorMap key_map, const MsaBatch batch, const int groups,
+                int32_t* ids_RTK, const Workspace ws) {
   extern __shared__ char smem_raw[];
   char* const smem = smem_raw + ((1024 - smem_address(smem_raw) % 1024) % 1024);
   char* const smem_query = smem;
@@ -265,7 +276,9 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         // Page numbers are read 32 at a time; the copies are issued one by one.
         for (int top = item.last_block; top > item.first_block; top -= 32) {
           const int mine = top - 1 - lane;
-          const int row = mine >= item.first_block ? static_cast<int>(msa_block_row(batch, seq, mine, kBlock)) : 0;
+          const int row = mine >= item.first_block
+                              ? static_cast<int>(msa_block_row(batch, seq, mine, kBlock))
+                              : 0;
           const int count = min(32, top - item.first_block);
           for (int j = 0; j < count; ++j, ++step) {
             const int key_row = __shfl_sync(0xffffffffu, row, j);
@@ -283,7 +296,8 @@ __global__ void __launch_bounds__(kScanThreads, 1)
     registers_increase<232>();
     const int consumer = warpgroup - 1;
     const bool lower_row = lane & 1, second_tile = lane & 2;
-    const int my_row = consumer * 128 + (second_tile ? 64 : 0) + warp % 4 * 16 + lane / 4 + (lower_row ? 8 : 0);
+    const int my_row =
+        consumer * 128 + (second_tile ? 64 : 0) + warp % 4 * 16 + lane / 4 + (lower_row ? 8 : 0);
     const uint64_t key_descriptor = descriptor_k_major(smem_keys);
     int step = 0;
     for (int round = 0;; ++round) {
@@ -328,33 +342,38 @@ __global__ void __launch_bounds__(kScanThreads, 1)
       mbarrier_arrive(&bars.query_empty[buffer]);
 
       if (item.list >= 0) {
-        int4* to = reinterpret_cast<int4*>(ws.lists + (int64_t{item.list} * kTileRows + my_row) * kTopk);
+        int4* to =
+            reinterpret_cast<int4*>(ws.lists + (int64_t{item.list} * kTileRows + my_row) * kTopk);
 #pragma unroll
         for (int j = 0; j < kTopk; j += 2) {
           const int last = j + 1 < kTopk - 1 ? j + 1 : j;
-          to[j / 2] = make_int4(__float_as_int(list.score[j]), list.id[j], __float_as_int(list.score[last]), list.id[last]);
+          to[j / 2] = make_int4(__float_as_int(list.score[j]), list.id[j],
+                                __float_as_int(list.score[last]), list.id[last]);
         }
       } else if (live) {
         const int64_t query = seq.q_begin + flat_row / groups;
-        write_row<kTopk>(list.id, own, ids_RTK + (flat_row % groups * batch.num_queries + query) * kTopk);
+        write_row<kTopk>(list.id, own,
+                         ids_RTK + (flat_row % groups * batch.num_queries + query) * kTopk);
       }
     }
   }
 }
 
-// One warp per row of a split tile: a lane per list (joined first where there are more), heads in shared
-// memory, K - 1 rounds of "best head, then lower id".
+// One warp per row of a split tile: a lane per list (joined first where there are more), heads in
+// shared memory, K - 1 rounds of "best head, then lower id".
 constexpr int kMergeThreads = 256;
 
 template <int kTopk>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const MsaBatch batch, const int groups, int32_t* ids_RTK, const Workspace ws) {
-  constexpr int kStride = kTopk + 1;  // int2 words; odd, so that heads of equal rank lie in different banks
+  constexpr int kStride =
+      kTopk + 1;  // int2 words; odd, so that heads of equal rank lie in different banks
   __shared__ int2 heads[kMergeThreads / 32][32 * kStride];
   const int lane = threadIdx.x % 32;
   int2* mine = heads[threadIdx.x / 32] + lane * kStride;
   const int num_rows = ws.counters[3] * kTileRows, num_warps = gridDim.x * (kMergeThreads / 32);
-  for (int work = (blockIdx.x * kMergeThreads + threadIdx.x) / 32; work < num_rows; work += num_warps) {
+  for (int work = (blockIdx.x * kMergeThreads + threadIdx.x) / 32; work < num_rows;
+       work += num_warps) {
     const MergeItem item = ws.merges[work / kTileRows];
     const int row = work % kTileRows, flat_row = item.tile * kTileRows + row;
     const MsaSequence seq = msa_sequence(batch, item.seq);
@@ -365,7 +384,8 @@ __global__ void __launch_bounds__(kMergeThreads)
     TopkList<kTopk - 1> list;
     list.clear();
     for (int l = lane; l < item.num_lists; l += 32) {
-      const int4* from = reinterpret_cast<const int4*>(ws.lists + (int64_t{item.list + l} * kTileRows + row) * kTopk);
+      const int4* from = reinterpret_cast<const int4*>(
+          ws.lists + (int64_t{item.list + l} * kTileRows + row) * kTopk);
       int4 pairs[kTopk / 2];
 #pragma unroll
       for (int j = 0; j < kTopk / 2; ++j) pairs[j] = from[j];
@@ -382,7 +402,8 @@ __global__ void __launch_bounds__(kMergeThreads)
       }
     }
 #pragma unroll
-    for (int j = 0; j < kTopk - 1; ++j) mine[j] = make_int2(__float_as_int(list.score[j]), list.id[j]);
+    for (int j = 0; j < kTopk - 1; ++j)
+      mine[j] = make_int2(__float_as_int(list.score[j]), list.id[j]);
     mine[kTopk - 1] = make_int2(0, -1);  // behind the end
 
     int32_t chosen[kTopk - 1];
@@ -394,13 +415,15 @@ __global__ void __launch_bounds__(kMergeThreads)
       const uint32_t key = head.y < 0 ? 0u : (bits & 0x80000000u ? ~bits : bits | 0x80000000u);
       const uint32_t best = __reduce_max_sync(0xffffffffu, key);
       const bool candidate = head.y >= 0 && key == best;
-      const uint32_t id = __reduce_min_sync(0xffffffffu, candidate ? static_cast<uint32_t>(head.y) : 0x7fffffffu);
+      const uint32_t id =
+          __reduce_min_sync(0xffffffffu, candidate ? static_cast<uint32_t>(head.y) : 0x7fffffffu);
       chosen[s] = static_cast<int32_t>(id);
       if (candidate && head.y == static_cast<int32_t>(id)) head = mine[++at];
     }
     if (lane == 0) {
       const int64_t query = seq.q_begin + flat_row / groups;
-      write_row<kTopk>(chosen, own, ids_RTK + (flat_row % groups * batch.num_queries + query) * kTopk);
+      write_row<kTopk>(chosen, own,
+                       ids_RTK + (flat_row % groups * batch.num_queries + query) * kTopk);
     }
     __syncwarp();
   }
@@ -427,13 +450,16 @@ void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
   const int R = a.geometry.groups, sms = sm_count();
   const int64_t rows = a.batch.num_queries * R;
   const int64_t key_rows = a.batch.layout == KvLayout::kPaged ? a.num_pages * kBlock : a.num_pages;
-  const CUtensorMap query_map = tensor_map_create(a.qi_TRX, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                                                  {{kDim, 0, 64}, {rows, kDim * 2, kTileRows}}, MapSwizzle::k128Bytes);
-  const CUtensorMap key_map = tensor_map_create(a.ki, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                                                {{kDim, 0, 64}, {key_rows, kDim * 2, kBlock}}, MapSwizzle::k128Bytes);
+  const CUtensorMap query_map =
+      tensor_map_create(a.qi_TRX, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                        {{kDim, 0, 64}, {rows, kDim * 2, kTileRows}}, MapSwizzle::k128Bytes);
+  const CUtensorMap key_map =
+      tensor_map_create(a.ki, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                        {{kDim, 0, 64}, {key_rows, kDim * 2, kBlock}}, MapSwizzle::k128Bytes);
   const Workspace ws = make_workspace(a, sms);
   const auto scan = scan_kernel<kTopk>;
-  M3_CUDA_CHECK(cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
+  M3_CUDA_CHECK(
+      cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
   schedule_kernel<<<1, 1024, 0, stream>>>(a.batch, R, kTopk, sms, ws);
   scan<<<sms, kScanThreads, kSmemBytes, stream>>>(query_map, key_map, a.batch, R, a.ids_RTK, ws);
   merge_kernel<kTopk><<<sms * 4, kMergeThreads, 0, stream>>>(a.batch, R, a.ids_RTK, ws);
@@ -451,9 +477,12 @@ int64_t index_select_sm90_workspace_bytes(const MsaGeometry& geometry, const Msa
 void index_select_sm90(const IndexSelectCudaArgs& args, Stream stream) {
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   switch (args.geometry.topk) {
-    case 4: return launch<4>(args, handle);
-    case 16: return launch<16>(args, handle);
-    default: M3_FAIL("index_select: the Hopper path has topk 4 and 16, got {}", args.geometry.topk);
+    case 4:
+      return launch<4>(args, handle);
+    case 16:
+      return launch<16>(args, handle);
+    default:
+      M3_FAIL("index_select: the Hopper path has topk 4 and 16, got {}", args.geometry.topk);
   }
 }
 

@@ -1,13 +1,15 @@
-// Exact top-k of one row's block scores by one CTA (msa.md §3: score descending, then lower block id).
+// Exact top-k of one row's block scores by one CTA (msa.md §3: score descending, then lower block
+// id).
 //
-// A threshold cuts the row down first. The scores are dealt to 32 (or 128) groups; the kth largest of the group
-// maxima is a lower bound of the kth largest score, and few scores lie above it: about 20 of 1,000 or
-// 8,000 random ones for k = 15. Those are ranked by counting on 64-bit keys (score, ~block), all
-// distinct, so ties need no special case. Rows with many equal or crowded scores leave more candidates;
-// rounds of the same cut on the full keys shrink them. Every step is exact.
+// A threshold cuts the row down first. The scores are dealt to 32 (or 128) groups; the kth largest
+// of the group maxima is a lower bound of the kth largest score, and few scores lie above it: about
+// 20 of 1,000 or 8,000 random ones for k = 15. Those are ranked by counting on 64-bit keys (score,
+// ~block), all distinct, so ties need no special case. Rows with many equal or crowded scores leave
+// more candidates; rounds of the same cut on the full keys shrink them. Every step is exact.
 //
-// The code runs once per launch, so latency counts: all scores are loaded at once into registers, loops
-// are short and independent, and what follows a choice (its page) is fetched while ranks are counted.
+// The code runs once per launch, so latency counts: all scores are loaded at once into registers,
+// loops are short and independent, and what follows a choice (its page) is fetched while ranks are
+// counted.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -21,10 +23,12 @@ constexpr int kSelectMaxTopk = 32;      // own block included
 constexpr int kSelectMaxBlocks = 8192;  // 2^20 tokens
 
 // kGroups maxima give the threshold for up to kGroups blocks, tight for up to half as many.
-constexpr int select_groups(int most) { return most < 32 ? 32 : 128; }
+constexpr int select_groups(int most) {
+  return most < 32 ? 32 : 128;
+}
 
-// Shared memory for the rare rows with more than kSelectThreads candidates: two lists, the second of
-// what a cut leaves.
+// Shared memory for the rare rows with more than kSelectThreads candidates: two lists, the second
+// of what a cut leaves.
 constexpr int64_t select_scratch_bytes(int64_t max_blocks, int wanted) {
   const int groups = select_groups(wanted);
   return 8 * (max_blocks + 2 + (max_blocks + groups - 1) / groups * wanted);
@@ -40,7 +44,8 @@ struct alignas(16) SelectShared {
   int count;
 };
 
-// Ascending as unsigned numbers wherever the scores ascend; -inf gives 0x007fffff, so 0 stands for none.
+// Ascending as unsigned numbers wherever the scores ascend; -inf gives 0x007fffff, so 0 stands for
+// none.
 __device__ __forceinline__ uint32_t ordered_bits(float score) {
   const uint32_t bits = __float_as_uint(score);
   return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
@@ -55,8 +60,8 @@ __device__ __forceinline__ int block_of_key(uint64_t key) {
   return static_cast<int>(0xffffffffu - static_cast<uint32_t>(key));
 }
 
-// The kth largest of the 32 lanes' kPerLane values each, or 0 if fewer than k are not 0. k is at most
-// 32 kPerLane; the same result in all lanes.
+// The kth largest of the 32 lanes' kPerLane values each, or 0 if fewer than k are not 0. k is at
+// most 32 kPerLane; the same result in all lanes.
 template <int kPerLane>
 __device__ __forceinline__ uint32_t kth_largest(const uint32_t (&own)[kPerLane], int k) {
   int larger[kPerLane] = {};
@@ -75,11 +80,11 @@ __device__ __forceinline__ uint32_t kth_largest(const uint32_t (&own)[kPerLane],
   return __reduce_min_sync(0xffffffffu, least);
 }
 
-// One of the rounds for rows with crowded scores: keeps the keys of `list` at or above the kth largest
-// of the maxima of 32 kPerLane groups. Returns how many: less than before.
+// One of the rounds for rows with crowded scores: keeps the keys of `list` at or above the kth
+// largest of the maxima of 32 kPerLane groups. Returns how many: less than before.
 template <int kPerLane, typename Shared, typename Sync>
-__device__ __forceinline__ int select_cut(const uint64_t* list, int count, uint64_t* kept, int wanted, Shared& shared,
-                                          int thread, Sync sync) {
+__device__ __forceinline__ int select_cut(const uint64_t* list, int count, uint64_t* kept,
+                                          int wanted, Shared& shared, int thread, Sync sync) {
   uint64_t best = 0;
   for (int i = thread; i < count; i += kSelectThreads) best = list[i] > best ? list[i] : best;
   shared.keys[thread] = best;
@@ -116,16 +121,17 @@ __device__ __forceinline__ int select_cut(const uint64_t* list, int count, uint6
   return shared.count;
 }
 
-// 256 threads call it with the same arguments: `scores`, a row of `history` in global memory (16-byte
-// aligned, written by an earlier kernel). For each of the best `wanted` one thread calls
+// 256 threads call it with the same arguments: `scores`, a row of `history` in global memory
+// (16-byte aligned, written by an earlier kernel). For each of the best `wanted` one thread calls
 // emit(place, block, fetched): place is its position among the ids in ascending order, fetched what
-// fetch(block), called earlier and for some other blocks too, returned. Meanwhile another warp calls
-// hint(block) for the same candidates. 1 <= wanted <= kMost, wanted <= history <= kSelectMaxBlocks.
-// `sync` is a barrier of the 256 threads; what emit writes is seen after the next one. Returns whether
-// `scratch` was written.
+// fetch(block), called earlier and for some other blocks too, returned. Meanwhile another warp
+// calls hint(block) for the same candidates. 1 <= wanted <= kMost, wanted <= history <=
+// kSelectMaxBlocks. `sync` is a barrier of the 256 threads; what emit writes is seen after the next
+// one. Returns whether `scratch` was written.
 template <int kMost, typename Sync, typename Fetch, typename Hint, typename Emit>
-__device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, int history, int wanted,
-                                              uint8_t* scratch, SelectShared<kMost>& shared, int thread, Sync sync,
+__device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, int history,
+                                              int wanted, uint8_t* scratch,
+                                              SelectShared<kMost>& shared, int thread, Sync sync,
                                               Fetch fetch, Hint hint, Emit emit) {
   constexpr int kPerLane = select_groups(kMost - 1) / 32;
   constexpr int kVectors = kSelectMaxBlocks / 4 / kSelectThreads;
@@ -161,14 +167,16 @@ __device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, 
   thread_max[thread] = best;
   sync();
 
-  // 2. Candidates: scores at or above the threshold. One warp finds it; eight would wait for one another.
+  // 2. Candidates: scores at or above the threshold. One warp finds it; eight would wait for one
+  // another.
   if (thread < 32) {
     uint32_t group[kPerLane];
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
       group[j] = 0;
 #pragma unroll
-      for (int w = j; w < kSelectThreads / 32; w += kPerLane) group[j] = max(group[j], thread_max[32 * w + lane]);
+      for (int w = j; w < kSelectThreads / 32; w += kPerLane)
+        group[j] = max(group[j], thread_max[32 * w + lane]);
     }
     const uint32_t kth = kth_largest<kPerLane>(group, wanted);
     if (thread == 0) shared.threshold = kth;
@@ -216,7 +224,8 @@ __device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, 
     }
   }
 
-  // 3. Rank by counting, then place by id. Candidates lie with the first threads, so hints come from the last.
+  // 3. Rank by counting, then place by id. Candidates lie with the first threads, so hints come
+  // from the last.
   const bool candidate = thread < count;
   const uint64_t own = candidate ? list[thread] : 0;
   const int block = block_of_key(own);
@@ -235,7 +244,8 @@ __device__ __forceinline__ bool select_blocks(const float* __restrict__ scores, 
 #pragma unroll
     for (int i = 0; i < kMost; i += 4) {
       const int4 four = *reinterpret_cast<const int4*>(&shared.chosen[i]);
-      place += (four.x < block ? 1 : 0) + (four.y < block ? 1 : 0) + (four.z < block ? 1 : 0) + (four.w < block ? 1 : 0);
+      place += (four.x < block ? 1 : 0) + (four.y < block ? 1 : 0) + (four.z < block ? 1 : 0) +
+               (four.w < block ? 1 : 0);
     }
     emit(place, block, fetched);
   }

@@ -1,4 +1,5 @@
-// A row's best (score, block) pairs in registers, best first: score descending, then block ascending.
+// A row's best (score, block) pairs in registers, best first: score descending, then block
+// ascending.
 #pragma once
 #include <cstdint>
 
@@ -18,10 +19,12 @@ struct TopkList {
   }
 
   // What a newcomer must reach.
-  __device__ __forceinline__ float threshold() const { return score[kLength - 1]; }
+  __device__ __forceinline__ float threshold() const {
+    return score[kLength - 1];
+  }
 
-  // For blocks that come in descending order: equal scores give way to the newcomer, whose id is lower.
-  // Five instructions per place, no branches.
+  // For blocks that come in descending order: equal scores give way to the newcomer, whose id is
+  // lower. Five instructions per place, no branches.
   __device__ __forceinline__ void insert_lower_id(float s, int32_t b) {
 #pragma unroll
     for (int j = kLength - 1; j > 0; --j) {
@@ -40,7 +43,8 @@ struct TopkList {
 #pragma unroll
     for (int j = kLength - 1; j >= 0; --j) {
       const bool beats_this = before(s, b, score[j], id[j]);
-      const bool beats_next = j > 0 && before(s, b, score[j > 0 ? j - 1 : 0], id[j > 0 ? j - 1 : 0]);
+      const bool beats_next =
+          j > 0 && before(s, b, score[j > 0 ? j - 1 : 0], id[j > 0 ? j - 1 : 0]);
       if (beats_next) {
         score[j] = score[j > 0 ? j - 1 : 0];
         id[j] = id[j > 0 ? j - 1 : 0];
@@ -66,7 +70,8 @@ struct TopkList {
   }
 };
 
-// Ascending sort of kLength registers; odd-even transposition keeps every index a compile-time constant.
+// Ascending sort of kLength registers; odd-even transposition keeps every index a compile-time
+// constant.
 template <int kLength>
 __device__ __forceinline__ void sort_ascending(int32_t (&id)[kLength]) {
 #pragma unroll

@@ -1,4 +1,5 @@
-// Vision attention on the GPU against vit_attend_ref (fp64); tolerances of msa.md §14 for bf16 attention.
+// Vision attention on the GPU against vit_attend_ref (fp64); tolerances of msa.md §14 for bf16
+// attention.
 #include <gtest/gtest.h>
 
 #include "ops/common/paged_case.h"
@@ -23,7 +24,8 @@ struct VisionCase {
   int64_t tokens() const { return cu.back(); }
   void values(Mirror& joint) const {
     const ValueSource source(seed);
-    for (int64_t i = 0; i < joint.host().numel(); ++i) joint.ptr<bf16>()[i] = bf16(loud * source.normal(1, i));
+    for (int64_t i = 0; i < joint.host().numel(); ++i)
+      joint.ptr<bf16>()[i] = bf16(loud * source.normal(1, i));
   }
 };
 
@@ -35,13 +37,21 @@ Result run(const VisionCase& c, Mirror& joint) {
   Mirror tiles(DType::kI32, {static_cast<int64_t>(list.size()) * 4 + 1}, true);
   std::memcpy(tiles.ptr<char>(), list.data(), list.size() * sizeof(VitTile));
   tiles.upload(), joint.upload();
-  vit_attend_sm90({.q_THD = joint.device_ptr<bf16>(), .k_THD = joint.device_ptr<bf16>() + row,
-                   .v_THD = joint.device_ptr<bf16>() + 2 * row, .token_stride = 3 * row, .o_THD = o.device_ptr<bf16>(),
-                   .lse_TH = lse.device_ptr<float>(), .heads = c.heads, .head_dim = c.dim,
-                   .scale = static_cast<float>(1 / std::sqrt(c.dim)), .tiles = tiles.device_ptr<VitTile>(),
-                   .num_tiles = static_cast<int>(list.size())}, {});
+  vit_attend_sm90({.q_THD = joint.device_ptr<bf16>(),
+                   .k_THD = joint.device_ptr<bf16>() + row,
+                   .v_THD = joint.device_ptr<bf16>() + 2 * row,
+                   .token_stride = 3 * row,
+                   .o_THD = o.device_ptr<bf16>(),
+                   .lse_TH = lse.device_ptr<float>(),
+                   .heads = c.heads,
+                   .head_dim = c.dim,
+                   .scale = static_cast<float>(1 / std::sqrt(c.dim)),
+                   .tiles = tiles.device_ptr<VitTile>(),
+                   .num_tiles = static_cast<int>(list.size())},
+                  {});
   o.download(), lse.download();
-  return {{o.ptr<uint16_t>(), o.ptr<uint16_t>() + o.host().numel()}, {lse.ptr<float>(), lse.ptr<float>() + lse.host().numel()}};
+  return {{o.ptr<uint16_t>(), o.ptr<uint16_t>() + o.host().numel()},
+          {lse.ptr<float>(), lse.ptr<float>() + lse.host().numel()}};
 }
 
 void check(const VisionCase& c, Mirror& joint, const Result& got) {
@@ -55,9 +65,10 @@ void check(const VisionCase& c, Mirror& joint, const Result& got) {
     }
   }
   std::vector<float> o(T * row), lse(T * c.heads);
-  vit_attend_ref(Tensor(parts[0].data(), DType::kBF16, shape), Tensor(parts[1].data(), DType::kBF16, shape),
-                 Tensor(parts[2].data(), DType::kBF16, shape), c.cu, static_cast<float>(1 / std::sqrt(c.dim)),
-                 Tensor(o.data(), DType::kF32, shape), Tensor(lse.data(), DType::kF32, {T, c.heads}));
+  vit_attend_ref(
+      Tensor(parts[0].data(), DType::kBF16, shape), Tensor(parts[1].data(), DType::kBF16, shape),
+      Tensor(parts[2].data(), DType::kBF16, shape), c.cu, static_cast<float>(1 / std::sqrt(c.dim)),
+      Tensor(o.data(), DType::kF32, shape), Tensor(lse.data(), DType::kF32, {T, c.heads}));
   double square = 0;
   for (float x : o) square += double{x} * x;
   const double floor = 0.1 * std::sqrt(square / static_cast<double>(T * c.heads));
@@ -71,8 +82,10 @@ void check(const VisionCase& c, Mirror& joint, const Result& got) {
       difference += error * error, length += want * want;
     }
     const double error = std::sqrt(difference) / std::max(std::sqrt(length), floor);
-    ASSERT_LE(error, 8e-3) << "seed " << c.seed << " token " << r / c.heads << " head " << r % c.heads;
-    ASSERT_NEAR(got.lse[r], lse[r], 5e-4 + std::abs(lse[r]) * 0x1p-21) << "seed " << c.seed << " row " << r;
+    ASSERT_LE(error, 8e-3) << "seed " << c.seed << " token " << r / c.heads << " head "
+                           << r % c.heads;
+    ASSERT_NEAR(got.lse[r], lse[r], 5e-4 + std::abs(lse[r]) * 0x1p-21)
+        << "seed " << c.seed << " row " << r;
     sum += error;
   }
   ASSERT_LE(sum, 4e-3 * static_cast<double>(T * c.heads));
@@ -114,7 +127,8 @@ TEST(VitAttendCuda, OtherSegmentsChangeNoBitsEvenIfTheyAreNan) {
   std::fill_n(joint.ptr<bf16>() + 333 * row, 67 * row, nan);
   const Result poisoned = run(c, joint);
   const int64_t width = int64_t{c.heads} * c.dim;
-  EXPECT_TRUE(std::equal(clean.o.begin() + 100 * width, clean.o.begin() + 333 * width, poisoned.o.begin() + 100 * width));
+  EXPECT_TRUE(std::equal(clean.o.begin() + 100 * width, clean.o.begin() + 333 * width,
+                         poisoned.o.begin() + 100 * width));
   EXPECT_TRUE(std::equal(clean.lse.begin() + 100 * c.heads, clean.lse.begin() + 333 * c.heads,
                          poisoned.lse.begin() + 100 * c.heads));
 }

@@ -1,12 +1,12 @@
 // Bidirectional attention over segments, head dim 80 in M3's tower (model.md §8.2, §8.4).
 //
-// CTA: 128 queries of one head; 4 warps of 32 queries (two m16 tiles, so that every K and V fragment read
-// from shared memory serves both). Keys in tiles of 64 through two buffers filled by cp.async; S = Q K^T,
-// online softmax and O += P V with mma.sync m16n8k16, P never leaves registers. wgmma would need padding
-// of 80 to 128 columns in its 128-byte swizzle; mma.sync takes 80 as it is.
-// Shared memory: Q [128][D + 8] and 2 x (K, V) of [64][D + 8] bf16; the 8 keep ldmatrix rows on different
-// banks. 67 KB for D = 80: two CTAs an SM.
-// FLOP: 4*128*64*D a tile step; L2 traffic 64*D*4 bytes per step: compute bound.
+// CTA: 128 queries of one head; 4 warps of 32 queries (two m16 tiles, so that every K and V
+// fragment read from shared memory serves both). Keys in tiles of 64 through two buffers filled by
+// cp.async; S = Q K^T, online softmax and O += P V with mma.sync m16n8k16, P never leaves
+// registers. wgmma would need padding of 80 to 128 columns in its 128-byte swizzle; mma.sync takes
+// 80 as it is. Shared memory: Q [128][D + 8] and 2 x (K, V) of [64][D + 8] bf16; the 8 keep
+// ldmatrix rows on different banks. 67 KB for D = 80: two CTAs an SM. FLOP: 4*128*64*D a tile step;
+// L2 traffic 64*D*4 bytes per step: compute bound.
 #include "ops/vit_attend/vit_attend_sm90.h"
 
 #include <cuda_bf16.h>
@@ -26,13 +26,17 @@ constexpr float kLn2 = 0.693147180559945f, kLog2e = 1.44269504088896f;
 
 // 16 bytes to shared memory; zeros where `valid` is false.
 __device__ __forceinline__ void copy16(void* smem, const void* global, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(smem)), "l"(global),
-               "r"(valid ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(smem)),
+               "l"(global), "r"(valid ? 16 : 0)
                : "memory");
 }
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 template <int kPending>
-__device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 template <int kDim>
 struct Buffers {
@@ -41,8 +45,8 @@ struct Buffers {
 };
 
 template <int kDim>
-__device__ __forceinline__ void fetch_keys(const VitAttendParams& p, const VitTile& tile, int head, int first, int buffer,
-                                           Buffers<kDim>& shared) {
+__device__ __forceinline__ void fetch_keys(const VitAttendParams& p, const VitTile& tile, int head,
+                                           int first, int buffer, Buffers<kDim>& shared) {
   constexpr int kChunks = kDim / 8;
   const auto* k = static_cast<const __nv_bfloat16*>(p.k_THD) + head * kDim;
   const auto* v = static_cast<const __nv_bfloat16*>(p.v_THD) + head * kDim;
@@ -64,22 +68,23 @@ struct State {
 };
 
 template <int kDim>
-__device__ __forceinline__ void fetch_queries(const VitAttendParams& p, const VitTile& tile, int head,
-                                              Buffers<kDim>& shared) {
+__device__ __forceinline__ void fetch_queries(const VitAttendParams& p, const VitTile& tile,
+                                              int head, Buffers<kDim>& shared) {
   constexpr int kChunks = kDim / 8;
   const auto* q = static_cast<const __nv_bfloat16*>(p.q_THD) + head * kDim;
   for (int i = threadIdx.x; i < kQueries * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks * 8;
     const bool valid = tile.begin + row < tile.end;
-    copy16(&shared.q[row][chunk], q + int64_t{valid ? tile.begin + row : tile.begin} * p.token_stride + chunk, valid);
+    copy16(&shared.q[row][chunk],
+           q + int64_t{valid ? tile.begin + row : tile.begin} * p.token_stride + chunk, valid);
   }
   copy_commit();
 }
 
 // s = log2(e) scale Q K^T for 64 keys; keys from `count` on are masked.
 template <int kDim>
-__device__ __forceinline__ void logits(const Buffers<kDim>& shared, int buffer, float scale, int count,
-                                       float (&s)[2][kKeys / 8][4]) {
+__device__ __forceinline__ void logits(const Buffers<kDim>& shared, int buffer, float scale,
+                                       int count, float (&s)[2][kKeys / 8][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
@@ -90,12 +95,14 @@ __device__ __forceinline__ void logits(const Buffers<kDim>& shared, int buffer, 
   for (int step = 0; step < kDim / 16; ++step) {
     uint32_t query[2][4];
 #pragma unroll
-    for (int m = 0; m < 2; ++m) ldmatrix_x4(query[m], &shared.q[32 * warp + 16 * m + lane % 16][16 * step + lane / 16 * 8]);
+    for (int m = 0; m < 2; ++m)
+      ldmatrix_x4(query[m], &shared.q[32 * warp + 16 * m + lane % 16][16 * step + lane / 16 * 8]);
 #pragma unroll
     for (int n = 0; n < kKeys / 8; n += 2) {
       // matrices: keys 8n.. of dims 16s.. and 16s+8.., then keys 8n+8.. likewise
       uint32_t b[4];
-      ldmatrix_x4(b, &shared.k[buffer][8 * n + lane / 16 * 8 + lane % 8][16 * step + lane / 8 % 2 * 8]);
+      ldmatrix_x4(
+          b, &shared.k[buffer][8 * n + lane / 16 * 8 + lane % 8][16 * step + lane / 8 % 2 * 8]);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         mma_m16n8k16_bf16(s[m][n], query[m], {b[0], b[1]});
@@ -108,7 +115,8 @@ __device__ __forceinline__ void logits(const Buffers<kDim>& shared, int buffer, 
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[m][n][e] = 8 * n + 2 * t + e % 2 < count ? s[m][n][e] * scale : -INFINITY;
+      for (int e = 0; e < 4; ++e)
+        s[m][n][e] = 8 * n + 2 * t + e % 2 < count ? s[m][n][e] * scale : -INFINITY;
     }
   }
 }
@@ -122,10 +130,12 @@ __device__ __forceinline__ void softmax_step(float (&s)[2][kKeys / 8][4], State<
     for (int h = 0; h < 2; ++h) {
       float top = state.maximum[m][h];
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) top = fmaxf(top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+      for (int n = 0; n < kKeys / 8; ++n)
+        top = fmaxf(top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      const float base = top == -INFINITY ? 0.0f : top, factor = exp2_approx(state.maximum[m][h] - base);
+      const float base = top == -INFINITY ? 0.0f : top,
+                  factor = exp2_approx(state.maximum[m][h] - base);
       state.maximum[m][h] = top;
       float total = 0;
 #pragma unroll
@@ -136,7 +146,8 @@ __device__ __forceinline__ void softmax_step(float (&s)[2][kKeys / 8][4], State<
       }
       state.sum[m][h] = state.sum[m][h] * factor + total;
 #pragma unroll
-      for (int j = 0; j < kDim / 8; ++j) state.o[m][j][2 * h] *= factor, state.o[m][j][2 * h + 1] *= factor;
+      for (int j = 0; j < kDim / 8; ++j)
+        state.o[m][j][2 * h] *= factor, state.o[m][j][2 * h + 1] *= factor;
     }
   }
 }
@@ -182,7 +193,8 @@ __device__ __forceinline__ void store_rows(const VitAttendParams& p, const VitTi
       const int row = tile.begin + 32 * warp + 16 * m + quad + 8 * h;
       if (row >= tile.end) continue;
       const float scale = 1.0f / sum;
-      auto* out = static_cast<__nv_bfloat16*>(p.o_THD) + (int64_t{row} * p.heads + head) * kDim + 2 * t;
+      auto* out =
+          static_cast<__nv_bfloat16*>(p.o_THD) + (int64_t{row} * p.heads + head) * kDim + 2 * t;
 #pragma unroll
       for (int j = 0; j < kDim / 8; ++j) {
         *reinterpret_cast<uint32_t*>(out + 8 * j) =
@@ -231,7 +243,8 @@ void launch(const VitAttendParams& params, cudaStream_t stream) {
   const auto kernel = vit_attend_kernel<kDim>;
   constexpr int kBytes = sizeof(Buffers<kDim>);
   M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  kernel<<<static_cast<unsigned>(params.num_tiles * params.heads), kThreads, kBytes, stream>>>(params);
+  kernel<<<static_cast<unsigned>(params.num_tiles * params.heads), kThreads, kBytes, stream>>>(
+      params);
   M3_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -241,7 +254,8 @@ std::vector<VitTile> vit_attend_tiles(std::span<const int32_t> cu_segments) {
   std::vector<VitTile> tiles;
   for (size_t i = 0; i + 1 < cu_segments.size(); ++i) {
     for (int32_t begin = cu_segments[i]; begin < cu_segments[i + 1]; begin += kQueries) {
-      tiles.push_back({begin, std::min(begin + kQueries, cu_segments[i + 1]), cu_segments[i], cu_segments[i + 1]});
+      tiles.push_back({begin, std::min(begin + kQueries, cu_segments[i + 1]), cu_segments[i],
+                       cu_segments[i + 1]});
     }
   }
   std::stable_sort(tiles.begin(), tiles.end(), [](const VitTile& a, const VitTile& b) {
@@ -252,13 +266,16 @@ std::vector<VitTile> vit_attend_tiles(std::span<const int32_t> cu_segments) {
 
 void vit_attend_sm90(const VitAttendParams& params, Stream stream) {
   if (params.num_tiles == 0) return;
-  M3_CHECK(params.token_stride % 8 == 0, "vit_attend: token_stride {} must be a multiple of 8 elements",
-           params.token_stride);
+  M3_CHECK(params.token_stride % 8 == 0,
+           "vit_attend: token_stride {} must be a multiple of 8 elements", params.token_stride);
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   switch (params.head_dim) {
-    case 64: return launch<64>(params, handle);
-    case 80: return launch<80>(params, handle);
-    default: M3_FAIL("vit_attend: head dim {} on the GPU; supported are 64 and 80", params.head_dim);
+    case 64:
+      return launch<64>(params, handle);
+    case 80:
+      return launch<80>(params, handle);
+    default:
+      M3_FAIL("vit_attend: head dim {} on the GPU; supported are 64 and 80", params.head_dim);
   }
 }
 

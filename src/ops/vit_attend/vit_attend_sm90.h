@@ -1,5 +1,5 @@
-// Attention of the vision tower on the GPU (contract: vit_attend.h). bf16, head dim 64 or 80; memory
-// bounded by a tile of 128 queries x 64 keys.
+// Attention of the vision tower on the GPU (contract: vit_attend.h). bf16, head dim 64 or 80;
+// memory bounded by a tile of 128 queries x 64 keys.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -14,8 +14,8 @@ struct VitTile {
   int32_t begin, end, first_key, last_key;
 };
 
-// Host: the tiles of a call, longest segments first, so that the last ones to start are short. Upload them
-// once per grid of images; they serve all heads and layers.
+// Host: the tiles of a call, longest segments first, so that the last ones to start are short.
+// Upload them once per grid of images; they serve all heads and layers.
 std::vector<VitTile> vit_attend_tiles(std::span<const int32_t> cu_segments);
 
 struct VitAttendParams {
