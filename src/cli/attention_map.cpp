@@ -15,13 +15,16 @@ int command_attention_map(const Args& args) {
   uint64_t seed = 1000003;
   bool json = false;
   Options options("attention-map",
-                  "Shows how much the text behind a picture attends to it: probability on the picture's tokens over their share of the "
-                  "visible keys (1: as if attention were uniform), by layer and head, on generated pictures that training never draws.",
+                  "Shows how much the text behind a picture attends to it: probability on the "
+                  "picture's tokens over their share of the "
+                  "visible keys (1: as if attention were uniform), by layer and head, on generated "
+                  "pictures that training never draws.",
                   "m3 attention-map runs/nano/seed-0/step-00011400 --out map.html");
   options.positional("MODEL", model, "a model folder with its tokenizer");
   options.add("--count", count, "pictures");
   options.add("--seed", seed, "of the pictures");
-  options.add("--out", out, "also write an HTML page with a map over the first picture for each layer");
+  options.add("--out", out,
+              "also write an HTML page with a map over the first picture for each layer");
   options.add("--threads", threads, "CPU threads (0: all)");
   options.flag("--json", json, "JSON on stdout instead of the table");
   options.parse(args);

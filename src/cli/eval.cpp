@@ -17,13 +17,18 @@ int command_eval(const Args& args) {
   int threads = 0;
   bool json = false, msa_only = false;
   Options options("eval",
-                  "Measures a model on documents that training never draws: pictures, clips, facts hidden in long text (with MSA, and "
-                  "the same weights with a random index, a window, dense attention), chat, bits per byte. An answer counts if all of "
+                  "Measures a model on documents that training never draws: pictures, clips, facts "
+                  "hidden in long text (with MSA, and "
+                  "the same weights with a random index, a window, dense attention), chat, bits "
+                  "per byte. An answer counts if all of "
                   "it is right, greedily decoded.",
                   "m3 eval runs/nano/seed-0/step-00011400 --corpus runs/nano/corpus\n"
                   "  m3 eval models/m3-nano --only facts --corpus runs/nano/corpus --json");
-  options.positional("MODEL", model, "a model folder with its tokenizer, e.g. a checkpoint of m3 train");
-  options.add("--corpus", corpus, "data folder of m3 data: its held-out pages hide the facts and give the bits per byte");
+  options.positional("MODEL", model,
+                     "a model folder with its tokenizer, e.g. a checkpoint of m3 train");
+  options.add(
+      "--corpus", corpus,
+      "data folder of m3 data: its held-out pages hide the facts and give the bits per byte");
   options.add("--text", texts, "text file for bits per byte, instead of the corpus");
   options.add("--count", eval_options.count, "documents a test");
   options.add("--seed", eval_options.seed, "of the documents");

@@ -16,7 +16,9 @@
 namespace m3::cli {
 namespace {
 
-void on_signal(int) { train::Trainer::request_stop(); }
+void on_signal(int) {
+  train::Trainer::request_stop();
+}
 
 // The first Ctrl-C or TERM ends the run after its step; a second one ends the program at once.
 void catch_signals() {
@@ -30,13 +32,17 @@ void catch_signals() {
 void check_memory(const MemoryPlan& plan) {
   fmt::print(stderr, "{}", plan.str());
   const int64_t available = available_memory_bytes();
-  M3_CHECK(plan.total_bytes() <= available, "the run needs {} of memory and {} are free; lower compute.micro_batch_tokens or set compute.recompute=true",
-           format_bytes(static_cast<double>(plan.total_bytes())), format_bytes(static_cast<double>(available)));
+  M3_CHECK(plan.total_bytes() <= available,
+           "the run needs {} of memory and {} are free; lower compute.micro_batch_tokens or set "
+           "compute.recompute=true",
+           format_bytes(static_cast<double>(plan.total_bytes())),
+           format_bytes(static_cast<double>(available)));
 }
 
 double ceiling_of(DType dtype) {
   const MachineCeiling ceiling = measure_machine_ceiling();
-  const double gflops = dtype == DType::kBF16 ? std::max(ceiling.bf16_gflops, ceiling.fp32_gflops) : ceiling.fp32_gflops;
+  const double gflops = dtype == DType::kBF16 ? std::max(ceiling.bf16_gflops, ceiling.fp32_gflops)
+                                              : ceiling.fp32_gflops;
   log_info("this machine does {:.0f} GFLOP/s at best on {} threads", gflops, num_threads());
   return gflops;
 }
@@ -50,18 +56,25 @@ int command_train(const Args& args) {
   int threads = 0;
   bool check = false;
   Options options("train",
-                  "Trains a model by a configuration file (docs/training.md) and writes checkpoints, which are model folders, and a "
-                  "log into the configuration's output folder. Ctrl-C finishes the step, saves and ends; --resume goes on, to the "
+                  "Trains a model by a configuration file (docs/training.md) and writes "
+                  "checkpoints, which are model folders, and a "
+                  "log into the configuration's output folder. Ctrl-C finishes the step, saves and "
+                  "ends; --resume goes on, to the "
                   "bit as if nothing had happened, also after kill -9 or a power cut.",
                   "m3 train configs/train/nano.json\n"
                   "  m3 train configs/train/nano.json --resume\n"
-                  "  m3 train configs/train/nano.json --set seed=1 --set output=runs/nano-1 --set sources.clips.count=14");
+                  "  m3 train configs/train/nano.json --set seed=1 --set output=runs/nano-1 --set "
+                  "sources.clips.count=14");
   options.positional("CONFIG", file, "the configuration, JSON");
   options.flag("--resume", run.resume, "go on from the newest checkpoint; start if there is none");
-  options.add("--set", overrides, "KEY=VALUE: replaces a value of the configuration; parts of the key are joined by dots");
-  options.add("--stop-after", run.stop_after, "save and end after this many steps of the run (0: all)");
+  options.add(
+      "--set", overrides,
+      "KEY=VALUE: replaces a value of the configuration; parts of the key are joined by dots");
+  options.add("--stop-after", run.stop_after,
+              "save and end after this many steps of the run (0: all)");
   options.add("--threads", threads, "CPU threads (0: the configuration's)");
-  options.flag("--check", check, "read the configuration, open the data, print the memory plan; no step");
+  options.flag("--check", check,
+               "read the configuration, open the data, print the memory plan; no step");
   options.parse(args);
 
   const train::TrainConfig config = train::read_train_config(file, overrides);
@@ -69,17 +82,20 @@ int command_train(const Args& args) {
   run.show_progress = true;
   train::Trainer trainer(config, run);
   check_memory(trainer.memory_plan());
-  log_info("{} parameters; {} of {} steps are done", format_count(static_cast<double>(trainer.parameters().num_parameters())),
+  log_info("{} parameters; {} of {} steps are done",
+           format_count(static_cast<double>(trainer.parameters().num_parameters())),
            trainer.state().step, config.steps);
   if (check) return 0;
   trainer.set_ceiling(ceiling_of(config.compute.dtype));
   catch_signals();
   const train::RunEnd end = trainer.run();
   const train::TrainingState& state = trainer.state();
-  fmt::print("{} of {} steps, {} tokens, {:.3g} FLOP, {:.0f} s, {} updates skipped\n", state.step, config.steps,
-             format_count(static_cast<double>(state.num_tokens)), state.flops, state.seconds, state.num_skipped);
+  fmt::print("{} of {} steps, {} tokens, {:.3g} FLOP, {:.0f} s, {} updates skipped\n", state.step,
+             config.steps, format_count(static_cast<double>(state.num_tokens)), state.flops,
+             state.seconds, state.num_skipped);
   fmt::print("model: {}\n", trainer.checkpoint_folder().string());
-  if (end == train::RunEnd::kStopped) fmt::print("stopped; go on with: m3 train {} --resume\n", file);
+  if (end == train::RunEnd::kStopped)
+    fmt::print("stopped; go on with: m3 train {} --resume\n", file);
   return 0;
 }
 

@@ -12,11 +12,14 @@ struct QueryRow {
   int64_t num_keys() const { return row - first + 1; }
 };
 
-// Probabilities of query head `head` over the document's keys up to the query. `selected`: over the blocks of the layer's
-// lists alone (0 elsewhere), as the sparse stage attends; else over all of them.
-std::vector<double> attention_row(const TextConfig& config, const AttentionActs& acts, const QueryRow& query, int head, bool selected);
+// Probabilities of query head `head` over the document's keys up to the query. `selected`: over the
+// blocks of the layer's lists alone (0 elsewhere), as the sparse stage attends; else over all of
+// them.
+std::vector<double> attention_row(const TextConfig& config, const AttentionActs& acts,
+                                  const QueryRow& query, int head, bool selected);
 
 // Block ids that the layer's lists hold for the query and group, ascending.
-std::vector<int32_t> selected_blocks(const TextConfig& config, const AttentionActs& acts, const QueryRow& query, int group);
+std::vector<int32_t> selected_blocks(const TextConfig& config, const AttentionActs& acts,
+                                     const QueryRow& query, int group);
 
 }  // namespace m3::train

@@ -26,7 +26,8 @@ int64_t num_patches_of(const data::Sample& sample) {
 
 }  // namespace
 
-std::shared_ptr<const synthetic::TextPool> load_text_pool(const std::filesystem::path& corpus, bool held_out,
+std::shared_ptr<const synthetic::TextPool> load_text_pool(const std::filesystem::path& corpus,
+                                                          bool held_out,
                                                           const Tokenizer& tokenizer) {
   std::vector<synthetic::TextPool::Page> pages;
   for (const data::Split split : {data::Split::kTrain, data::Split::kValid, data::Split::kTest}) {
@@ -39,7 +40,8 @@ std::shared_ptr<const synthetic::TextPool> load_text_pool(const std::filesystem:
     }
   }
   auto pool = std::make_shared<const synthetic::TextPool>(pages, held_out, tokenizer);
-  M3_CHECK(!pool->empty(), "{}: no {} page of text in it", corpus.string(), held_out ? "held-out" : "training");
+  M3_CHECK(!pool->empty(), "{}: no {} page of text in it", corpus.string(),
+           held_out ? "held-out" : "training");
   return pool;
 }
 
@@ -47,20 +49,25 @@ std::shared_ptr<const synthetic::TextPool> load_text_pool(const std::filesystem:
 class BatchMaker::Sources {
  public:
   Sources(const TrainConfig& config, const Tokenizer& tokenizer, const StreamStates& states)
-      : config_(config), tokenizer_(tokenizer), builder_(std::make_shared<data::SampleBuilder>(tokenizer)) {
+      : config_(config),
+        tokenizer_(tokenizer),
+        builder_(std::make_shared<data::SampleBuilder>(tokenizer)) {
     const bool needs_pool = std::any_of(config.sources.begin(), config.sources.end(), takes_text);
     if (needs_pool && !config.corpus.empty()) {
       pool_ = load_text_pool(config.corpus, false, tokenizer);
     } else {
-      pool_ = std::make_shared<const synthetic::TextPool>(std::vector<synthetic::TextPool::Page>(), false, tokenizer);
+      pool_ = std::make_shared<const synthetic::TextPool>(std::vector<synthetic::TextPool::Page>(),
+                                                          false, tokenizer);
     }
     for (const SourceConfig& source : config.sources) {
-      // Sources of equal families differ by their names, so adding one leaves the documents of the others alone.
+      // Sources of equal families differ by their names, so adding one leaves the documents of the
+      // others alone.
       seeds_.push_back(sha256_u64(fmt::format("{}:{}", config.seed, source.name)));
-      rows_.push_back(source.family == Family::kText
-                          ? std::make_unique<synthetic::TextRows>(pool_, source.tokens, seeds_.back())
-                          : nullptr);
-      streams_.push_back(source.family == Family::kShards ? open_stream(source, seeds_.back(), states) : nullptr);
+      rows_.push_back(source.family == Family::kText ? std::make_unique<synthetic::TextRows>(
+                                                           pool_, source.tokens, seeds_.back())
+                                                     : nullptr);
+      streams_.push_back(
+          source.family == Family::kShards ? open_stream(source, seeds_.back(), states) : nullptr);
     }
   }
 
@@ -81,17 +88,21 @@ class BatchMaker::Sources {
   }
 
  private:
-  std::unique_ptr<data::SampleStream> open_stream(const SourceConfig& source, uint64_t seed, const StreamStates& states) const {
-    const data::Split split = source.split == "train" ? data::Split::kTrain
-                              : source.split == "valid" ? data::Split::kValid : data::Split::kTest;
+  std::unique_ptr<data::SampleStream> open_stream(const SourceConfig& source, uint64_t seed,
+                                                  const StreamStates& states) const {
+    const data::Split split = source.split == "train"   ? data::Split::kTrain
+                              : source.split == "valid" ? data::Split::kValid
+                                                        : data::Split::kTest;
     auto set = std::make_shared<const data::ShardSet>(source.folder, split);
-    M3_CHECK(set->num_documents() > 0, "source '{}': {} has no {} documents", source.name, source.folder, source.split);
+    M3_CHECK(set->num_documents() > 0, "source '{}': {} has no {} documents", source.name,
+             source.folder, source.split);
     auto documents = std::make_shared<const data::ShardSource>(set, source.name, seed);
     const auto found = states.find(source.name);
     data::StreamOptions options;
     options.workers = 0;  // this object already works ahead of the model
-    return std::make_unique<data::SampleStream>(std::make_shared<const data::DocumentSamples>(documents, builder_),
-                                                found == states.end() ? data::StreamState{} : found->second, options);
+    return std::make_unique<data::SampleStream>(
+        std::make_shared<const data::DocumentSamples>(documents, builder_),
+        found == states.end() ? data::StreamState{} : found->second, options);
   }
 
   data::Sample make_sample(size_t i, int64_t position, double f) {
@@ -101,16 +112,25 @@ class BatchMaker::Sources {
     return builder_->build(make_document(source, seeds_[i], static_cast<uint64_t>(position), f));
   }
 
-  data::Document make_document(const SourceConfig& source, uint64_t seed, uint64_t index, double f) const {
+  data::Document make_document(const SourceConfig& source, uint64_t seed, uint64_t index,
+                               double f) const {
     using namespace synthetic;
-    const TurnWriter::Prompt prompt = source.full_prompt ? TurnWriter::Prompt::kFull : TurnWriter::Prompt::kShort;
+    const TurnWriter::Prompt prompt =
+        source.full_prompt ? TurnWriter::Prompt::kFull : TurnWriter::Prompt::kShort;
     switch (source.family) {
-      case Family::kCard: return picture_document(seed, index, {.kind = PictureKind::kCard, .prompt = prompt});
-      case Family::kPicture: return picture_document(seed, index, {.prompt = prompt, .easy_share = easy_share(source, f)});
-      case Family::kClip: return clip_document(seed, index, {.easy_share = easy_share(source, f)});
-      case Family::kChat: return chat_document(seed, index, Draw::kTrain);
-      case Family::kRepeat: return repeat_document(seed, index);
-      default: break;
+      case Family::kCard:
+        return picture_document(seed, index, {.kind = PictureKind::kCard, .prompt = prompt});
+      case Family::kPicture:
+        return picture_document(seed, index,
+                                {.prompt = prompt, .easy_share = easy_share(source, f)});
+      case Family::kClip:
+        return clip_document(seed, index, {.easy_share = easy_share(source, f)});
+      case Family::kChat:
+        return chat_document(seed, index, Draw::kTrain);
+      case Family::kRepeat:
+        return repeat_document(seed, index);
+      default:
+        break;
     }
     FactOptions facts;
     facts.num_tokens = source.tokens;
@@ -132,15 +152,19 @@ class BatchMaker::Sources {
   std::vector<std::unique_ptr<data::SampleStream>> streams_;
 };
 
-BatchMaker::BatchMaker(const TrainConfig& config, const Tokenizer& tokenizer, int64_t first, const StreamStates& states)
+BatchMaker::BatchMaker(const TrainConfig& config, const Tokenizer& tokenizer, int64_t first,
+                       const StreamStates& states)
     : sources_(std::make_unique<Sources>(config, tokenizer, states)) {
   // One worker: shards must be read in the order of steps.
-  prefetcher_ = std::make_unique<data::Prefetcher<Batch>>([this](int64_t step) { return sources_->make(step); }, first, 1, 2);
+  prefetcher_ = std::make_unique<data::Prefetcher<Batch>>(
+      [this](int64_t step) { return sources_->make(step); }, first, 1, 2);
 }
 
 BatchMaker::~BatchMaker() = default;
 
-Batch BatchMaker::next() { return prefetcher_->next(); }
+Batch BatchMaker::next() {
+  return prefetcher_->next();
+}
 
 PackedDocuments::PackedDocuments(const ModelConfig& config, const std::vector<BatchDocument>& batch,
                                  std::vector<int32_t> documents)
@@ -167,7 +191,8 @@ void PackedDocuments::add(const ModelConfig& config, const data::Sample& sample)
   for (const MediaRows& media : sample.media) {
     std::vector<int32_t> rows;
     for (; static_cast<int64_t>(rows.size()) < media.grid.num_tokens(); ++at) {
-      M3_CHECK(at < count, "document {}: its pictures need more placeholders than it has", sample.id);
+      M3_CHECK(at < count, "document {}: its pictures need more placeholders than it has",
+               sample.id);
       if (sample.ids[at] == config.image_token_id || sample.ids[at] == config.video_token_id) {
         rows.push_back(first + static_cast<int32_t>(at));
       }
@@ -175,17 +200,20 @@ void PackedDocuments::add(const ModelConfig& config, const data::Sample& sample)
     media_rows_.push_back(std::move(rows));
     TrainMedia item;
     item.grid = {media.grid.t, media.grid.h, media.grid.w};
-    item.patches_NP = Tensor(const_cast<float*>(media.rows.data()), DType::kF32, {media.grid.num_rows(), kPatchValues});
+    item.patches_NP = Tensor(const_cast<float*>(media.rows.data()), DType::kF32,
+                             {media.grid.num_rows(), kPatchValues});
     item.rows = media_rows_.back();
     media_.push_back(item);
     num_patches_ += media.grid.num_rows();
   }
 }
 
-MicroBatch PackedDocuments::micro_batch() const { return {ids_T_, cu_seqlens_, targets_T_, weights_T_, media_}; }
+MicroBatch PackedDocuments::micro_batch() const {
+  return {ids_T_, cu_seqlens_, targets_T_, weights_T_, media_};
+}
 
-std::vector<std::vector<int32_t>> pack_documents(const std::vector<BatchDocument>& documents, int64_t max_tokens,
-                                                 int64_t max_patches) {
+std::vector<std::vector<int32_t>> pack_documents(const std::vector<BatchDocument>& documents,
+                                                 int64_t max_tokens, int64_t max_patches) {
   struct Bin {
     int64_t tokens, patches;
     std::vector<int32_t> documents;
@@ -197,8 +225,11 @@ std::vector<std::vector<int32_t>> pack_documents(const std::vector<BatchDocument
   });
   std::vector<Bin> bins;
   for (const int32_t idx : order) {
-    const int64_t tokens = documents[idx].sample.num_tokens(), patches = num_patches_of(documents[idx].sample);
-    const auto fits = [&](const Bin& bin) { return bin.tokens + tokens <= max_tokens && bin.patches + patches <= max_patches; };
+    const int64_t tokens = documents[idx].sample.num_tokens(),
+                  patches = num_patches_of(documents[idx].sample);
+    const auto fits = [&](const Bin& bin) {
+      return bin.tokens + tokens <= max_tokens && bin.patches + patches <= max_patches;
+    };
     auto bin = std::find_if(bins.begin(), bins.end(), fits);
     if (bin == bins.end()) bin = bins.insert(bins.end(), {0, 0, {}});
     bin->tokens += tokens;

@@ -1,7 +1,8 @@
 // The documents of a step and their packing into micro-batches.
 //
-// A step's documents are a function of (seed, source, step, slot) for generated sources; shards are read on from where
-// the step before stopped. So a run that resumes sees what the uninterrupted one would have seen.
+// A step's documents are a function of (seed, source, step, slot) for generated sources; shards are
+// read on from where the step before stopped. So a run that resumes sees what the uninterrupted one
+// would have seen.
 #pragma once
 #include <map>
 #include <memory>
@@ -28,10 +29,12 @@ struct Batch {
   StreamStates streams;  // behind this batch
 };
 
-// Makes batches in order, from step `first` on, one ahead in a thread of its own. The tokenizer must outlive it.
+// Makes batches in order, from step `first` on, one ahead in a thread of its own. The tokenizer
+// must outlive it.
 class BatchMaker {
  public:
-  BatchMaker(const TrainConfig& config, const Tokenizer& tokenizer, int64_t first, const StreamStates& states);
+  BatchMaker(const TrainConfig& config, const Tokenizer& tokenizer, int64_t first,
+             const StreamStates& states);
   ~BatchMaker();
   Batch next();
 
@@ -41,15 +44,18 @@ class BatchMaker {
   std::unique_ptr<data::Prefetcher<Batch>> prefetcher_;
 };
 
-// Pages of a data folder for sources that take running text; `held_out`: the pages that training never sees.
-std::shared_ptr<const synthetic::TextPool> load_text_pool(const std::filesystem::path& corpus, bool held_out,
+// Pages of a data folder for sources that take running text; `held_out`: the pages that training
+// never sees.
+std::shared_ptr<const synthetic::TextPool> load_text_pool(const std::filesystem::path& corpus,
+                                                          bool held_out,
                                                           const Tokenizer& tokenizer);
 
 // Documents that are run at once, with the memory that MicroBatch points to.
 class PackedDocuments {
  public:
   // `documents`: of `batch`, which must outlive this object: patches stay where they are.
-  PackedDocuments(const ModelConfig& config, const std::vector<BatchDocument>& batch, std::vector<int32_t> documents);
+  PackedDocuments(const ModelConfig& config, const std::vector<BatchDocument>& batch,
+                  std::vector<int32_t> documents);
 
   MicroBatch micro_batch() const;
   int64_t num_tokens() const { return static_cast<int64_t>(ids_T_.size()); }
@@ -67,8 +73,9 @@ class PackedDocuments {
   int64_t num_patches_ = 0;
 };
 
-// Whole documents, longest first, each into the first micro-batch with room (training.md §6). A document above the
-// limits has a micro-batch of its own.
-std::vector<std::vector<int32_t>> pack_documents(const std::vector<BatchDocument>& documents, int64_t max_tokens, int64_t max_patches);
+// Whole documents, longest first, each into the first micro-batch with room (training.md §6). A
+// document above the limits has a micro-batch of its own.
+std::vector<std::vector<int32_t>> pack_documents(const std::vector<BatchDocument>& documents,
+                                                 int64_t max_tokens, int64_t max_patches);
 
 }  // namespace m3::train

@@ -4,7 +4,9 @@
 
 namespace m3::train {
 
-int64_t causal_pairs(int64_t tokens) { return tokens * (tokens + 1) / 2; }
+int64_t causal_pairs(int64_t tokens) {
+  return tokens * (tokens + 1) / 2;
+}
 
 int64_t selected_pairs(int64_t tokens, int64_t block_tokens, int64_t blocks) {
   int64_t pairs = 0;
@@ -28,7 +30,10 @@ TextWeightCounts count_text(const TextConfig& c) {
     out.active += hidden * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads);
     if (c.is_sparse[layer]) out.index += hidden * c.index_dim * (c.num_kv_heads + 1);
     if (c.is_moe[layer]) {
-      out.active += hidden * c.num_experts + 3 * hidden * (int64_t{c.num_experts_per_token} * c.expert_intermediate_size + c.shared_intermediate_size);
+      out.active += hidden * c.num_experts +
+                    3 * hidden *
+                        (int64_t{c.num_experts_per_token} * c.expert_intermediate_size +
+                         c.shared_intermediate_size);
     } else {
       out.active += 3 * hidden * c.dense_intermediate_size;
     }
@@ -39,10 +44,13 @@ TextWeightCounts count_text(const TextConfig& c) {
 double vision_flops(const ModelConfig& config, const TrainMedia& media) {
   const VisionConfig& v = *config.vision;
   const int64_t w = v.hidden_size, projection = v.projection_dim;
-  const int64_t per_patch = w * v.patch_numel() + v.num_layers * (4 * w * w + 2 * w * v.intermediate_size) + projection * (w + projection);
+  const int64_t per_patch = w * v.patch_numel() +
+                            v.num_layers * (4 * w * w + 2 * w * v.intermediate_size) +
+                            projection * (w + projection);
   const int64_t per_merged = projection * (v.merge_factor() * projection + projection);
   int64_t pairs = 0;
-  for (const VisionGrid& segment : vision_segments(v, media.grid)) pairs += segment.num_patches() * segment.num_patches();
+  for (const VisionGrid& segment : vision_segments(v, media.grid))
+    pairs += segment.num_patches() * segment.num_patches();
   const int64_t patches = media.grid.num_patches();
   return 6.0 * static_cast<double>(patches * per_patch + patches / v.merge_factor() * per_merged) +
          14.0 * static_cast<double>(v.num_layers * w * pairs);
@@ -58,7 +66,8 @@ void FlopCount::add(const FlopCount& other) {
   vision += other.vision;
 }
 
-FlopCount train_flops(const ModelConfig& config, const TrainOptions& options, const MicroBatch& batch) {
+FlopCount train_flops(const ModelConfig& config, const TrainOptions& options,
+                      const MicroBatch& batch) {
   const TextConfig& c = config.text;
   const TextWeightCounts weights = count_text(c);
   const bool trains_backbone = options.freeze != Freeze::kIndexOnly;
@@ -78,7 +87,8 @@ FlopCount train_flops(const ModelConfig& config, const TrainOptions& options, co
   for (size_t i = 0; i + 1 < batch.cu_seqlens.size(); ++i) {
     const int64_t tokens = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
     const double causal = static_cast<double>(causal_pairs(tokens));
-    const double selected = static_cast<double>(selected_pairs(tokens, c.block_size, c.topk_blocks));
+    const double selected =
+        static_cast<double>(selected_pairs(tokens, c.block_size, c.topk_blocks));
     const bool dense = options.stage == TrainStage::kWarmup || options.stage == TrainStage::kFull;
     const double visible = dense ? causal : selected;
     out.attention += attention_pass * head_width * (num_full * causal + num_sparse * visible);

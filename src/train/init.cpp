@@ -9,13 +9,15 @@ namespace m3::train {
 namespace {
 
 bool ends_with_any(const std::string& name, std::initializer_list<const char*> ends) {
-  return std::any_of(ends.begin(), ends.end(), [&](const char* end) { return name.ends_with(end); });
+  return std::any_of(ends.begin(), ends.end(),
+                     [&](const char* end) { return name.ends_with(end); });
 }
 
 // Matrices that write to a residual stream.
 bool is_output_matrix(const std::string& name) {
-  return ends_with_any(name, {"self_attn.o_proj.weight", "mlp.down_proj.weight", "shared_experts.down_proj.weight", ".w2.weight",
-                              "self_attn.out_proj.weight", "mlp.fc2.weight"});
+  return ends_with_any(
+      name, {"self_attn.o_proj.weight", "mlp.down_proj.weight", "shared_experts.down_proj.weight",
+             ".w2.weight", "self_attn.out_proj.weight", "mlp.fc2.weight"});
 }
 
 double fan_in_std(const TensorEntry& tensor, const InitConfig& init, const ModelConfig& config) {
@@ -29,17 +31,22 @@ double fan_in_std(const TensorEntry& tensor, const InitConfig& init, const Model
   return std;
 }
 
-// The positional start of nano.md §2: one channel of the residual stream is the same for every token, and three
-// frequencies of RoPE turn that constant into a key that a rotated query finds a fixed distance back.
+// The positional start of nano.md §2: one channel of the residual stream is the same for every
+// token, and three frequencies of RoPE turn that constant into a key that a rotated query finds a
+// fixed distance back.
 class PositionalStart {
  public:
   PositionalStart(const TextConfig& text, double embedding_std) : text_(text) {
-    M3_CHECK(text_.hidden_size > 1 && text_.heads_per_group() >= kHeads && text_.rotary_dim >= 2 * kFrequencies,
-             "init.positional_start needs {} query heads in a group and rotary_dim >= {}; the model has {} and {}", kHeads,
-             2 * kFrequencies, text_.heads_per_group(), text_.rotary_dim);
-    // The constant channel behind the norm of an embedding row: 3.784 for nano's 128 channels of std 0.5.
+    M3_CHECK(text_.hidden_size > 1 && text_.heads_per_group() >= kHeads &&
+                 text_.rotary_dim >= 2 * kFrequencies,
+             "init.positional_start needs {} query heads in a group and rotary_dim >= {}; the "
+             "model has {} and {}",
+             kHeads, 2 * kFrequencies, text_.heads_per_group(), text_.rotary_dim);
+    // The constant channel behind the norm of an embedding row: 3.784 for nano's 128 channels of
+    // std 0.5.
     const double mean_square =
-        (kConstant * kConstant + (text_.hidden_size - 1) * embedding_std * embedding_std) / text_.hidden_size;
+        (kConstant * kConstant + (text_.hidden_size - 1) * embedding_std * embedding_std) /
+        text_.hidden_size;
     h0_ = kConstant / std::sqrt(mean_square);
   }
 
@@ -53,15 +60,22 @@ class PositionalStart {
     };
     const std::string layer0 = "language_model.model.layers.0.self_attn.";
     if (tensor.kind == TensorKind::kEmbedding) {
-      each([](int64_t, int64_t column, float& value) { if (column == 0) value = kConstant; });
+      each([](int64_t, int64_t column, float& value) {
+        if (column == 0) value = kConstant;
+      });
     } else if (tensor.name == "patch_merge_mlp.linear_2.weight") {
-      each([](int64_t row, int64_t, float& value) { if (row == 0) value = 0; });
+      each([](int64_t row, int64_t, float& value) {
+        if (row == 0) value = 0;
+      });
     } else if (tensor.name == "patch_merge_mlp.linear_2.bias") {
-      each([](int64_t row, int64_t, float& value) { if (row == 0) value = kConstant; });
+      each([](int64_t row, int64_t, float& value) {
+        if (row == 0) value = kConstant;
+      });
     } else if (tensor.name == layer0 + "k_proj.weight") {
       each([&](int64_t row, int64_t column, float& value) {
         const int m = frequency_of(row);
-        if (m < kFrequencies) value = column == 0 && row < half() ? static_cast<float>(kKey / h0_) : 0;
+        if (m < kFrequencies)
+          value = column == 0 && row < half() ? static_cast<float>(kKey / h0_) : 0;
       });
     } else if (tensor.name == layer0 + "q_proj.weight") {
       each([&](int64_t row, int64_t column, float& value) {
@@ -77,7 +91,8 @@ class PositionalStart {
   static constexpr double kKey = 4.6, kQuery = 6.5;
 
   int64_t half() const { return text_.rotary_dim / 2; }
-  // Which of the frequencies row `row` of a head belongs to (pairs m and m + half); else a large number.
+  // Which of the frequencies row `row` of a head belongs to (pairs m and m + half); else a large
+  // number.
   int frequency_of(int64_t row) const {
     if (row < half()) return static_cast<int>(row);
     return row < 2 * half() ? static_cast<int>(row - half()) : kFrequencies;
@@ -85,7 +100,8 @@ class PositionalStart {
   float query(int64_t offset, int64_t row) const {
     const int m = frequency_of(row);
     if (m >= kFrequencies) return 0;
-    const double angle = static_cast<double>(offset) * std::pow(static_cast<double>(text_.rope_theta), -double(m) / half());
+    const double angle = static_cast<double>(offset) *
+                         std::pow(static_cast<double>(text_.rope_theta), -double(m) / half());
     return static_cast<float>((row < half() ? std::cos(angle) : -std::sin(angle)) * kQuery / h0_);
   }
 

@@ -14,8 +14,8 @@ GroupUpdates Optimizer::measure() const {
   return updates;
 }
 
-void Optimizer::update(double lr, const std::array<double, kNumGroups>& factors, const GroupFlags& active,
-                       GroupUpdates& updates) {
+void Optimizer::update(double lr, const std::array<double, kNumGroups>& factors,
+                       const GroupFlags& active, GroupUpdates& updates) {
   for (int i = 0; i < kNumGroups; ++i) {
     GroupUpdate& group = updates[i];
     if (!active[i] || !parameters_.has_state(static_cast<Group>(i)) || group.norm == 0) continue;
@@ -39,7 +39,8 @@ void Optimizer::update(double lr, const std::array<double, kNumGroups>& factors,
   }
 }
 
-void Optimizer::balance_experts(const TextConfig& config, const std::vector<int64_t>& load_LE, double step) {
+void Optimizer::balance_experts(const TextConfig& config, const std::vector<int64_t>& load_LE,
+                                double step) {
   const int64_t num_experts = config.num_experts;
   for (int layer = 0; layer < config.num_layers; ++layer) {
     if (!config.is_moe[layer]) continue;
@@ -48,7 +49,8 @@ void Optimizer::balance_experts(const TextConfig& config, const std::vector<int6
     for (int64_t e = 0; e < num_experts; ++e) total += load_E[e];
     float* bias_E = parameters_.weights().text.layers[layer].ffn.router_bias_E.ptr<float>();
     for (int64_t e = 0; e < num_experts; ++e) {
-      const int64_t missing = total - load_E[e] * num_experts;  // mean - load, times the number of experts
+      const int64_t missing =
+          total - load_E[e] * num_experts;  // mean - load, times the number of experts
       if (missing != 0) bias_E[e] += static_cast<float>(missing > 0 ? step : -step);
     }
   }

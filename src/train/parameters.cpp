@@ -11,18 +11,23 @@
 namespace m3::train {
 namespace {
 
-// Tensors start on multiples of 64 elements: 256 bytes of f32. The zeros between them stay zeros under AdamW.
+// Tensors start on multiples of 64 elements: 256 bytes of f32. The zeros between them stay zeros
+// under AdamW.
 constexpr int64_t kAlign = 64;
 
-int64_t padded(int64_t numel) { return (numel + kAlign - 1) / kAlign * kAlign; }
+int64_t padded(int64_t numel) {
+  return (numel + kAlign - 1) / kAlign * kAlign;
+}
 
 bool is_matrix(const TensorEntry& entry) {
   switch (entry.kind) {
     case TensorKind::kNorm:
     case TensorKind::kLayerNorm:
     case TensorKind::kBias:
-    case TensorKind::kRouterBias: return false;
-    default: return true;
+    case TensorKind::kRouterBias:
+      return false;
+    default:
+      return true;
   }
 }
 
@@ -63,8 +68,8 @@ Group group_of(const TensorEntry& entry) {
 Parameters::Parameters(const ModelConfig& config, const OptimizerConfig& optimizer, DType compute,
                        const GroupFlags& trained)
     : config_(config), trained_(trained) {
-  M3_CHECK(compute == DType::kF32 || compute == DType::kBF16, "training computes in f32 or bf16, not in {}",
-           dtype_name(compute));
+  M3_CHECK(compute == DType::kF32 || compute == DType::kBF16,
+           "training computes in f32 or bf16, not in {}", dtype_name(compute));
   for (TensorEntry& entry : tensor_table(config)) {
     Parameter parameter;
     parameter.group = group_of(entry);
@@ -72,7 +77,9 @@ Parameters::Parameters(const ModelConfig& config, const OptimizerConfig& optimiz
     parameter.entry = std::move(entry);
     parameters_.push_back(std::move(parameter));
   }
-  const auto has_copy = [&](const Parameter& p) { return compute == DType::kBF16 && p.entry.dtype == DType::kBF16; };
+  const auto has_copy = [&](const Parameter& p) {
+    return compute == DType::kBF16 && p.entry.dtype == DType::kBF16;
+  };
   const auto kind = [&](const Parameter& p) {
     return std::tuple(p.is_router_bias, p.group, decay_of(p.entry, optimizer), has_copy(p));
   };
@@ -80,16 +87,20 @@ Parameters::Parameters(const ModelConfig& config, const OptimizerConfig& optimiz
                    [&](const Parameter& a, const Parameter& b) { return kind(a) < kind(b); });
 
   int64_t total = 0, total_copies = 0, total_moments = 0;
-  const auto has_moments = [&](const Parameter& p) { return !p.is_router_bias && has_state(p.group); };
+  const auto has_moments = [&](const Parameter& p) {
+    return !p.is_router_bias && has_state(p.group);
+  };
   for (const Parameter& p : parameters_) {
     const int64_t numel = padded(p.entry.shape.numel());
     total += numel;
     if (has_copy(p)) total_copies += numel;
     if (has_moments(p)) total_moments += numel;
   }
-  Flat masters(masters_arena_, "masters", DType::kF32, total), grads(gradients_arena_, "gradients", DType::kF32, total);
+  Flat masters(masters_arena_, "masters", DType::kF32, total),
+      grads(gradients_arena_, "gradients", DType::kF32, total);
   Flat copies(copies_arena_, "bf16 weights", DType::kBF16, total_copies);
-  Flat moments(moments_arena_, "moments", optimizer.moments, 2 * total_moments);  // m of a segment, then its v
+  Flat moments(moments_arena_, "moments", optimizer.moments,
+               2 * total_moments);  // m of a segment, then its v
 
   for (size_t begin = 0; begin < parameters_.size();) {
     size_t end = begin;
@@ -137,7 +148,9 @@ Parameters::Parameters(const ModelConfig& config, const OptimizerConfig& optimiz
     tensor = p.copy.defined() ? p.copy : p.master;
   };
   visit_parameters(config_, weights_, visitor);
-  visitor.matrix = [&](const std::string& name, Weight& weight) { weight = Weight(find(name).gradient); };
+  visitor.matrix = [&](const std::string& name, Weight& weight) {
+    weight = Weight(find(name).gradient);
+  };
   visitor.tensor = [&](const std::string& name, Tensor& tensor) { tensor = find(name).gradient; };
   visit_parameters(config_, gradients_, visitor);
 }
@@ -169,8 +182,9 @@ std::vector<const Parameter*> Parameters::load_weights(const Checkpoint& checkpo
     }
     const StoredWeight& stored = checkpoint.weight(p.entry.name);
     M3_CHECK(!stored.is_mxfp8() && stored.data.shape() == p.entry.shape,
-             "{}: {} is {} {}; training wants bf16 or f32 {}", checkpoint.folder().string(), p.entry.name,
-             dtype_name(stored.data.dtype()), stored.data.shape().str(), p.entry.shape.str());
+             "{}: {} is {} {}; training wants bf16 or f32 {}", checkpoint.folder().string(),
+             p.entry.name, dtype_name(stored.data.dtype()), stored.data.shape().str(),
+             p.entry.shape.str());
     float* to = p.master.ptr<float>();
     if (stored.data.dtype() == DType::kF32) {
       std::memcpy(to, stored.data.data(), static_cast<size_t>(stored.data.bytes()));

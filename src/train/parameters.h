@@ -1,10 +1,12 @@
-// All parameters of a training run in flat memory: fp32 masters, gradients and moments, and the bf16 copies that the
-// model reads (training.md §10). Tensors that AdamW treats alike lie side by side, so that one call updates them.
+// All parameters of a training run in flat memory: fp32 masters, gradients and moments, and the
+// bf16 copies that the model reads (training.md §10). Tensors that AdamW treats alike lie side by
+// side, so that one call updates them.
 //
 //   masters    f32, every parameter
 //   gradients  f32, every parameter (that of the router bias stays 0)
-//   copies     bf16, where the released form is bf16 and products are bf16; the model reads these, else the masters
-//   moments    f32 | bf16, only of groups that the run trains: what is frozen or never touched has no state
+//   copies     bf16, where the released form is bf16 and products are bf16; the model reads these,
+//   else the masters moments    f32 | bf16, only of groups that the run trains: what is frozen or
+//   never touched has no state
 #pragma once
 #include <array>
 #include <string_view>
@@ -40,7 +42,8 @@ using GroupFlags = std::array<bool, kNumGroups>;
 class Parameters {
  public:
   // `trained`: groups with optimizer state.
-  Parameters(const ModelConfig& config, const OptimizerConfig& optimizer, DType compute, const GroupFlags& trained);
+  Parameters(const ModelConfig& config, const OptimizerConfig& optimizer, DType compute,
+             const GroupFlags& trained);
 
   // What the model reads, and where it adds gradients. Views of this object's memory.
   const ModelWeights& weights() const { return weights_; }
@@ -54,7 +57,7 @@ class Parameters {
   void initialise(const InitScheme& scheme);
   // Masters from a model folder. Returns the parameters that it lacks, which stay as they are.
   std::vector<const Parameter*> load_weights(const Checkpoint& checkpoint);
-  void round_copies();                              // copies from masters
+  void round_copies();  // copies from masters
   void zero_gradients();
   double gradient_sum_of_squares(Group group) const;
 

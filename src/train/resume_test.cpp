@@ -1,4 +1,5 @@
-// Runs that are killed and resumed end with the same weights, bit for bit; broken checkpoints are refused.
+// Runs that are killed and resumed end with the same weights, bit for bit; broken checkpoints are
+// refused.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -30,9 +31,11 @@ TrainConfig config_in(const fs::path& folder, std::vector<std::string> overrides
   return parse_train_config(tiny_config_json(folder.string()), "run.json", overrides);
 }
 
-// Everything that a finished run leaves: weights, masters, moments. (state.json holds measured seconds.)
+// Everything that a finished run leaves: weights, masters, moments. (state.json holds measured
+// seconds.)
 std::string result_hash(const fs::path& checkpoint) {
-  return sha256_file(checkpoint / "model.safetensors") + sha256_file(checkpoint / "training/optimizer.safetensors");
+  return sha256_file(checkpoint / "model.safetensors") +
+         sha256_file(checkpoint / "training/optimizer.safetensors");
 }
 
 std::string run_whole(const fs::path& folder, std::vector<std::string> overrides = {}) {
@@ -51,13 +54,15 @@ TEST(ResumeChild, DISABLED_Run) {
 
 pid_t start_child(const fs::path& folder) {
   ::setenv(kChildFolder, folder.c_str(), 1);
-  const char* arguments[] = {"test_train", "--gtest_also_run_disabled_tests", "--gtest_filter=ResumeChild.*", nullptr};
+  const char* arguments[] = {"test_train", "--gtest_also_run_disabled_tests",
+                             "--gtest_filter=ResumeChild.*", nullptr};
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
   posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
   pid_t child = -1;
-  const int error = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, const_cast<char**>(arguments), environ);
+  const int error = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr,
+                                  const_cast<char**>(arguments), environ);
   posix_spawn_file_actions_destroy(&actions);
   EXPECT_EQ(error, 0) << std::strerror(error);
   return child;
@@ -79,9 +84,11 @@ TEST(Resume, KilledAtRandomMomentsEndsWithTheSameBits) {
       const size_t before = probe.steps().empty() ? 0 : static_cast<size_t>(probe.steps().back());
       const auto moved = [&] {
         const auto steps = probe.steps();
-        return (!steps.empty() && static_cast<size_t>(steps.back()) > before) || fs::exists(killed.path() / ".saving");
+        return (!steps.empty() && static_cast<size_t>(steps.back()) > before) ||
+               fs::exists(killed.path() / ".saving");
       };
-      while (!moved() && ::waitpid(child, &status, WNOHANG) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      while (!moved() && ::waitpid(child, &status, WNOHANG) == 0)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
       if (::kill(child, SIGKILL) == 0) ++kills;
       ::waitpid(child, &status, 0);
@@ -112,7 +119,8 @@ TEST(Resume, StopAndThreadsDoNotChangeTheResult) {
   std::ifstream log(parts.path() / "train.jsonl");
   std::string line;
   int lines = 0;
-  while (std::getline(log, line)) EXPECT_NE(line.find(fmt::format("\"step\":{},", lines++)), std::string::npos) << line;
+  while (std::getline(log, line))
+    EXPECT_NE(line.find(fmt::format("\"step\":{},", lines++)), std::string::npos) << line;
   EXPECT_EQ(lines, 12);
 }
 
@@ -136,10 +144,12 @@ TEST(Resume, ProbesOfTheSelectionDoNotChangeTheResult) {
       EXPECT_LE(quality.block_recall, 1);
     }
   };
-  Trainer trainer(config_in(with.path(), {"log.attention_every=1", "stages.0.attention=warmup"}), options);
+  Trainer trainer(config_in(with.path(), {"log.attention_every=1", "stages.0.attention=warmup"}),
+                  options);
   trainer.run();
   EXPECT_GT(probes, 6);
-  EXPECT_EQ(result_hash(trainer.checkpoint_folder()), run_whole(without.path(), {"stages.0.attention=warmup"}));
+  EXPECT_EQ(result_hash(trainer.checkpoint_folder()),
+            run_whole(without.path(), {"stages.0.attention=warmup"}));
 }
 
 TEST(Resume, AFrozenIndexerHasNoStateAndResumes) {
@@ -163,12 +173,14 @@ TEST(Resume, ShardsGoOnWhereTheyStopped) {
     data::Document document;
     document.id = fmt::format("page {}", i);
     document.source = "pages";
-    document.segments = {data::Segment::of_text(fmt::format("This is page {} of a short book.", i * i))};
+    document.segments = {
+        data::Segment::of_text(fmt::format("This is page {} of a short book.", i * i))};
     writer.add_to(data::Split::kTrain, document);
   }
   writer.finish();
-  const std::vector<std::string> shards = {
-      fmt::format(R"(sources=[{{"name": "pages", "family": "shards", "count": 5, "folder": "{}"}}])", (corpus.path() / "data").string())};
+  const std::vector<std::string> shards = {fmt::format(
+      R"(sources=[{{"name": "pages", "family": "shards", "count": 5, "folder": "{}"}}])",
+      (corpus.path() / "data").string())};
   const std::string expected = run_whole(whole.path(), shards);
   Trainer(config_in(parts.path(), shards), {.stop_after = 7}).run();
   Trainer trainer(config_in(parts.path(), shards), {.resume = true});
@@ -215,7 +227,9 @@ TEST(Resume, AFullDiskLeavesOlderCheckpointsAlone) {
   CheckpointStore store(folder.path(), {});
   TrainingState state = trainer.state();
   state.step = 5;
-  EXPECT_THROW(store.save(config_in(folder.path()), trainer.parameters(), state, {folder.path() / "no such companion"}), Error);
+  EXPECT_THROW(store.save(config_in(folder.path()), trainer.parameters(), state,
+                          {folder.path() / "no such companion"}),
+               Error);
   EXPECT_EQ(store.steps(), std::vector<int64_t>{4});
   EXPECT_FALSE(fs::exists(folder.path() / ".saving"));
   EXPECT_NO_THROW(verify_checkpoint(store.folder(4)));

@@ -6,7 +6,9 @@
 
 namespace m3::train {
 
-double run_share(int64_t step, int64_t steps) { return static_cast<double>(step) / static_cast<double>(steps); }
+double run_share(int64_t step, int64_t steps) {
+  return static_cast<double>(step) / static_cast<double>(steps);
+}
 
 namespace {
 
@@ -21,16 +23,20 @@ double decay_progress(const ScheduleConfig& schedule, int64_t step, int64_t step
 
 double lr_factor(const ScheduleConfig& schedule, int64_t step, int64_t steps) {
   using Kind = ScheduleConfig::Kind;
-  if (step < schedule.warmup_steps) return static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps);
+  if (step < schedule.warmup_steps)
+    return static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps);
   const double falling = 1 - schedule.final_factor;
   if (schedule.kind == Kind::kConstant) return 1;
-  if (schedule.kind == Kind::kStableDecay) return 1 - falling * std::max(0.0, decay_progress(schedule, step, steps));
-  const double t = static_cast<double>(step - schedule.warmup_steps) / static_cast<double>(steps - schedule.warmup_steps);
+  if (schedule.kind == Kind::kStableDecay)
+    return 1 - falling * std::max(0.0, decay_progress(schedule, step, steps));
+  const double t = static_cast<double>(step - schedule.warmup_steps) /
+                   static_cast<double>(steps - schedule.warmup_steps);
   return schedule.final_factor + falling * 0.5 * (1 + std::cos(std::numbers::pi * t));
 }
 
 bool in_final_decay(const ScheduleConfig& schedule, int64_t step, int64_t steps) {
-  return schedule.kind != ScheduleConfig::Kind::kConstant && decay_progress(schedule, step, steps) >= 0;
+  return schedule.kind != ScheduleConfig::Kind::kConstant &&
+         decay_progress(schedule, step, steps) >= 0;
 }
 
 const StageConfig& stage_at(const TrainConfig& config, int64_t step) {

@@ -7,11 +7,13 @@
 namespace m3::train {
 namespace {
 
-std::vector<QueryRow> sample_queries(const TextConfig& config, const std::vector<int32_t>& cu_seqlens, int num_queries) {
+std::vector<QueryRow> sample_queries(const TextConfig& config,
+                                     const std::vector<int32_t>& cu_seqlens, int num_queries) {
   std::vector<QueryRow> all;
   const int32_t budget = config.topk_blocks * config.block_size;  // earlier rows see all there is
   for (size_t i = 0; i + 1 < cu_seqlens.size(); ++i) {
-    for (int32_t row = cu_seqlens[i] + budget; row < cu_seqlens[i + 1]; ++row) all.push_back({row, cu_seqlens[i]});
+    for (int32_t row = cu_seqlens[i] + budget; row < cu_seqlens[i + 1]; ++row)
+      all.push_back({row, cu_seqlens[i]});
   }
   std::vector<QueryRow> chosen;
   const size_t count = std::min(all.size(), static_cast<size_t>(num_queries));
@@ -20,10 +22,13 @@ std::vector<QueryRow> sample_queries(const TextConfig& config, const std::vector
 }
 
 // Attention mass of each block, mean over the heads of group r.
-std::vector<double> block_mass(const TextConfig& c, const AttentionActs& acts, const QueryRow& query, int group) {
-  std::vector<double> mass(static_cast<size_t>((query.num_keys() + c.block_size - 1) / c.block_size), 0.0);
+std::vector<double> block_mass(const TextConfig& c, const AttentionActs& acts,
+                               const QueryRow& query, int group) {
+  std::vector<double> mass(
+      static_cast<size_t>((query.num_keys() + c.block_size - 1) / c.block_size), 0.0);
   for (int i = 0; i < c.heads_per_group(); ++i) {
-    const std::vector<double> row = attention_row(c, acts, query, group * c.heads_per_group() + i, false);
+    const std::vector<double> row =
+        attention_row(c, acts, query, group * c.heads_per_group() + i, false);
     for (size_t j = 0; j < row.size(); ++j) mass[j / c.block_size] += row[j] / c.heads_per_group();
   }
   return mass;
@@ -31,7 +36,8 @@ std::vector<double> block_mass(const TextConfig& c, const AttentionActs& acts, c
 
 }  // namespace
 
-std::vector<SelectionQuality> probe_selection(TrainableModel& model, const PackedDocuments& pack, int num_queries) {
+std::vector<SelectionQuality> probe_selection(TrainableModel& model, const PackedDocuments& pack,
+                                              int num_queries) {
   const TextConfig& config = model.config().text;
   const std::vector<QueryRow> queries = sample_queries(config, pack.cu_seqlens(), num_queries);
   std::vector<SelectionQuality> out;
@@ -53,12 +59,14 @@ std::vector<SelectionQuality> probe_selection(TrainableModel& model, const Packe
         const std::vector<double> mass = block_mass(config, *layer.attention, query, r);
         std::vector<size_t> best(mass.size());
         for (size_t b = 0; b < best.size(); ++b) best[b] = b;
-        std::stable_sort(best.begin(), best.end(), [&](size_t a, size_t b) { return mass[a] > mass[b]; });
+        std::stable_sort(best.begin(), best.end(),
+                         [&](size_t a, size_t b) { return mass[a] > mass[b]; });
         best.resize(std::min(best.size(), static_cast<size_t>(K)));
         for (const size_t b : best) quality.oracle += mass[b];
         for (const int32_t id : selected_blocks(config, *layer.attention, query, r)) {
           quality.captured += mass[id];
-          quality.block_recall += std::find(best.begin(), best.end(), static_cast<size_t>(id)) != best.end();
+          quality.block_recall +=
+              std::find(best.begin(), best.end(), static_cast<size_t>(id)) != best.end();
         }
       }
     }

@@ -29,8 +29,8 @@ double LossSum::mean() const {
   return answers + plains > 0 ? (answer + plain) / static_cast<double>(answers + plains) : 0;
 }
 
-void add_losses(const TrainConfig& config, const std::vector<BatchDocument>& batch, const PackedDocuments& pack,
-                const std::vector<float>& loss_T, StepReport& report) {
+void add_losses(const TrainConfig& config, const std::vector<BatchDocument>& batch,
+                const PackedDocuments& pack, const std::vector<float>& loss_T, StepReport& report) {
   for (size_t i = 0; i < pack.documents().size(); ++i) {
     const BatchDocument& document = batch[pack.documents()[i]];
     const data::Sample& sample = document.sample;
@@ -51,7 +51,9 @@ void add_losses(const TrainConfig& config, const std::vector<BatchDocument>& bat
 namespace {
 
 // JSON has no infinities: a value that is not finite is null.
-JsonValue number(double value) { return std::isfinite(value) ? JsonValue::number(value) : JsonValue(); }
+JsonValue number(double value) {
+  return std::isfinite(value) ? JsonValue::number(value) : JsonValue();
+}
 
 JsonValue losses_json(const LossSums& sums) {
   JsonValue out = JsonValue::object();
@@ -80,7 +82,9 @@ JsonValue load_json(const int64_t* load_E, int num_experts) {
     dead += load_E[e] == 0;
   }
   JsonValue out = JsonValue::object();
-  out.append_member("max_over_mean", number(total > 0 ? static_cast<double>(largest) * num_experts / static_cast<double>(total) : 0));
+  out.append_member("max_over_mean", number(total > 0 ? static_cast<double>(largest) * num_experts /
+                                                            static_cast<double>(total)
+                                                      : 0));
   out.append_member("dead", JsonValue::integer(int64_t{dead}));
   return out;
 }
@@ -103,8 +107,12 @@ JsonValue experts_json(const TextConfig& config, const TrainSums& sums) {
 
 std::string StepReport::to_json(const ModelConfig& config, double ceiling_gflops) const {
   JsonValue root = JsonValue::object();
-  const auto add = [](JsonValue& object, const char* key, double value) { object.append_member(key, number(value)); };
-  const auto count = [](JsonValue& object, const char* key, int64_t value) { object.append_member(key, JsonValue::integer(value)); };
+  const auto add = [](JsonValue& object, const char* key, double value) {
+    object.append_member(key, number(value));
+  };
+  const auto count = [](JsonValue& object, const char* key, int64_t value) {
+    object.append_member(key, JsonValue::integer(value));
+  };
   count(root, "step", step);
   root.append_member("stage", JsonValue::string(stage));
   if (!skipped.empty()) root.append_member("skipped", JsonValue::string(skipped));
@@ -150,7 +158,8 @@ std::string StepReport::to_json(const ModelConfig& config, double ceiling_gflops
   add(speed, "tokens_per_s", static_cast<double>(num_tokens) / std::max(seconds(), 1e-9));
   add(speed, "flops", flops.total());
   add(speed, "gflops_per_s", flops.total() / std::max(seconds(), 1e-9) * 1e-9);
-  if (ceiling_gflops > 0) add(speed, "mfu", flops.total() / std::max(seconds(), 1e-9) * 1e-9 / ceiling_gflops);
+  if (ceiling_gflops > 0)
+    add(speed, "mfu", flops.total() / std::max(seconds(), 1e-9) * 1e-9 / ceiling_gflops);
   root.append_member("speed", std::move(speed));
   if (!selection.empty()) {
     JsonValue list = JsonValue::array();
@@ -182,7 +191,9 @@ StepLog::StepLog(const std::filesystem::path& file, int64_t first_step) : path_(
       const std::string line = text.substr(begin, end - begin);
       const auto record = JsonValue::try_parse(line);
       const JsonValue* step = record ? record->find("step") : nullptr;
-      if (step != nullptr && step->is_integer() && step->as_double() < static_cast<double>(first_step)) kept += line + "\n";
+      if (step != nullptr && step->is_integer() &&
+          step->as_double() < static_cast<double>(first_step))
+        kept += line + "\n";
       begin = end + 1;
     }
     write_file_atomic(file, kept);
@@ -191,7 +202,9 @@ StepLog::StepLog(const std::filesystem::path& file, int64_t first_step) : path_(
   M3_CHECK(fd_ >= 0, "{}: cannot open: {}", file.string(), std::strerror(errno));
 }
 
-StepLog::~StepLog() { ::close(fd_); }
+StepLog::~StepLog() {
+  ::close(fd_);
+}
 
 void StepLog::write(const std::string& line) {
   const ssize_t put = ::write(fd_, line.data(), line.size());

@@ -24,20 +24,21 @@ using LossSums = std::map<std::string, LossSum>;
 // How one layer's selection compares with dense attention, on a sample of queries (training.md §9).
 struct SelectionQuality {
   int layer = 0;
-  double captured = 0;     // dense attention mass on the selected blocks, mean over heads and queries
-  double oracle = 0;       // the same for the best blocks
-  double block_recall = 0; // share of the best blocks that are selected
+  double captured = 0;  // dense attention mass on the selected blocks, mean over heads and queries
+  double oracle = 0;    // the same for the best blocks
+  double block_recall = 0;  // share of the best blocks that are selected
 };
 
 struct StepReport {
-  int64_t step = 0;  // from 0
+  int64_t step = 0;            // from 0
   std::string stage, skipped;  // skipped: why there was no update, else empty
   TrainLoss loss;
   TrainSums sums;
   LossSums by_source, by_context;  // context: what came before the target: text, image, video
   GroupUpdates groups;
   FlopCount flops;
-  int64_t num_tokens = 0, num_media_tokens = 0, num_documents = 0, num_micro_batches = 0, num_patches = 0;
+  int64_t num_tokens = 0, num_media_tokens = 0, num_documents = 0, num_micro_batches = 0,
+          num_patches = 0;
   int64_t num_broken = 0;  // documents left out so far
   double load_seconds = 0, model_seconds = 0, update_seconds = 0;
   std::vector<SelectionQuality> selection;
@@ -48,8 +49,8 @@ struct StepReport {
 };
 
 // Adds the losses of a micro-batch's targets.
-void add_losses(const TrainConfig& config, const std::vector<BatchDocument>& batch, const PackedDocuments& pack,
-                const std::vector<float>& loss_T, StepReport& report);
+void add_losses(const TrainConfig& config, const std::vector<BatchDocument>& batch,
+                const PackedDocuments& pack, const std::vector<float>& loss_T, StepReport& report);
 
 // OUTPUT/train.jsonl. On resume the records of steps that will be done again are removed.
 class StepLog {

@@ -1,4 +1,5 @@
-// A model and a run small enough for tests: T0 of training.md §1 made smaller, pictures and clips from the generator.
+// A model and a run small enough for tests: T0 of training.md §1 made smaller, pictures and clips
+// from the generator.
 #pragma once
 #include <unistd.h>
 
@@ -9,7 +10,8 @@
 
 namespace m3::train {
 
-// Hidden 32, 2 layers, 2 heads, 4 experts, vision 32 wide; blocks of 16 tokens, 2 chosen. The tokenizer is the golden one.
+// Hidden 32, 2 layers, 2 heads, 4 experts, vision 32 wide; blocks of 16 tokens, 2 chosen. The
+// tokenizer is the golden one.
 inline std::string tiny_model_json() {
   return R"({"model_type": "minimax_m3_vl", "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
  "text_config": {
@@ -48,7 +50,8 @@ inline std::string tiny_config_json(const std::string& output = "unused") {
 class TestFolder {
  public:
   explicit TestFolder(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() / fmt::format("m3-{}-{}", name, static_cast<long>(::getpid()))) {
+      : path_(std::filesystem::temp_directory_path() /
+              fmt::format("m3-{}-{}", name, static_cast<long>(::getpid()))) {
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
   }

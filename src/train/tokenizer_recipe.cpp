@@ -29,14 +29,16 @@ void add_corpus(ingest::BpeTrainer& trainer, const fs::path& corpus) {
   for (int64_t i = 0; i < set.num_documents(); i += kCorpusShare) {
     const data::Document document = set.read(i);
     add_document(trainer, document);
-    for (const data::Segment& segment : document.segments) num_bytes += static_cast<int64_t>(segment.text.size());
+    for (const data::Segment& segment : document.segments)
+      num_bytes += static_cast<int64_t>(segment.text.size());
   }
   log_info("tokenizer: {} bytes of {}", num_bytes, corpus.string());
 }
 
 }  // namespace
 
-void train_nano_tokenizer(const fs::path& corpus, const fs::path& layout_folder, const fs::path& out, uint64_t seed) {
+void train_nano_tokenizer(const fs::path& corpus, const fs::path& layout_folder,
+                          const fs::path& out, uint64_t seed) {
   using namespace synthetic;
   const std::string layout = read_file(layout_folder / "tokenizer.json");
   ingest::BpeTrainer trainer(layout);
@@ -48,16 +50,20 @@ void train_nano_tokenizer(const fs::path& corpus, const fs::path& layout_folder,
   for (int64_t i = 0; i < kPictures; ++i) add_document(trainer, picture_document(seed, i, {}));
   for (int64_t i = 0; i < kClips; ++i) add_document(trainer, clip_document(seed, i, {}));
   for (int64_t i = 0; i < kChats; ++i) add_document(trainer, chat_document(seed, i, Draw::kTrain));
-  for (int64_t i = 0; i < kFacts; ++i) add_document(trainer, fact_document(seed, i, facts, no_text));
+  for (int64_t i = 0; i < kFacts; ++i)
+    add_document(trainer, fact_document(seed, i, facts, no_text));
   for (int64_t i = 0; i < kFullPrompts; ++i) {
-    add_document(trainer, picture_document(seed, kPictures + i, {.prompt = TurnWriter::Prompt::kFull}));
+    add_document(trainer,
+                 picture_document(seed, kPictures + i, {.prompt = TurnWriter::Prompt::kFull}));
   }
-  for (const std::string_view name : kFirstNames) trainer.add(" " + std::string(name), kTimesOfName);
+  for (const std::string_view name : kFirstNames)
+    trainer.add(" " + std::string(name), kTimesOfName);
   for (const std::string_view word : kFactWords) trainer.add(" " + std::string(word), kTimesOfWord);
 
   fs::create_directories(out);
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
-    if (fs::exists(layout_folder / name)) write_file_atomic(out / name, read_file(layout_folder / name));
+    if (fs::exists(layout_folder / name))
+      write_file_atomic(out / name, read_file(layout_folder / name));
   }
   write_file_atomic(out / "tokenizer.json", trainer.train() + "\n");
 }

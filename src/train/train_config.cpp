@@ -43,13 +43,17 @@ T choice(JsonFields& fields, const char* key, T value, const Word<T> (&words)[N]
 }
 
 using Family = SourceConfig::Family;
-constexpr Word<TrainStage> kStages[] = {{"warmup", TrainStage::kWarmup}, {"sparse", TrainStage::kSparse},
-                                        {"full", TrainStage::kFull},     {"window", TrainStage::kWindow},
+constexpr Word<TrainStage> kStages[] = {{"warmup", TrainStage::kWarmup},
+                                        {"sparse", TrainStage::kSparse},
+                                        {"full", TrainStage::kFull},
+                                        {"window", TrainStage::kWindow},
                                         {"dsa", TrainStage::kDsa}};
-constexpr Word<Freeze> kFreezes[] = {
-    {"none", Freeze::kNone}, {"index_only", Freeze::kIndexOnly}, {"frozen_index", Freeze::kFrozenIndex}};
-constexpr Word<Family> kFamilies[] = {{"card", Family::kCard},     {"picture", Family::kPicture}, {"clip", Family::kClip},
-                                      {"chat", Family::kChat},     {"repeat", Family::kRepeat},   {"facts", Family::kFacts},
+constexpr Word<Freeze> kFreezes[] = {{"none", Freeze::kNone},
+                                     {"index_only", Freeze::kIndexOnly},
+                                     {"frozen_index", Freeze::kFrozenIndex}};
+constexpr Word<Family> kFamilies[] = {{"card", Family::kCard},     {"picture", Family::kPicture},
+                                      {"clip", Family::kClip},     {"chat", Family::kChat},
+                                      {"repeat", Family::kRepeat}, {"facts", Family::kFacts},
                                       {"text", Family::kText},     {"shards", Family::kShards}};
 constexpr Word<DType> kDTypes[] = {{"f32", DType::kF32}, {"bf16", DType::kBF16}};
 constexpr Word<GuardConfig::Action> kActions[] = {{"skip", GuardConfig::Action::kSkip},
@@ -98,10 +102,13 @@ OptimizerConfig read_optimizer(JsonFields fields) {
   out.head_decay = number(fields, "head_decay", out.head_decay, 0, 10);
   out.moments = choice(fields, "moments", out.moments, kDTypes);
   out.router_bias_step = number(fields, "router_bias_step", out.router_bias_step, 0, 1);
-  out.router_bias_in_decay = fields.boolean("router_bias_in_decay").value_or(out.router_bias_in_decay);
-  out.groups[0].weight_decay = out.groups[1].weight_decay = 0.1;  // training.md §10; the indexer has none
+  out.router_bias_in_decay =
+      fields.boolean("router_bias_in_decay").value_or(out.router_bias_in_decay);
+  out.groups[0].weight_decay = out.groups[1].weight_decay =
+      0.1;  // training.md §10; the indexer has none
   for (int i = 0; i < kNumGroups; ++i) {
-    if (auto group = fields.object(group_name(static_cast<Group>(i)))) out.groups[i] = read_group(*group, out.groups[i]);
+    if (auto group = fields.object(group_name(static_cast<Group>(i))))
+      out.groups[i] = read_group(*group, out.groups[i]);
   }
   fields.refuse_unknown();
   return out;
@@ -109,8 +116,9 @@ OptimizerConfig read_optimizer(JsonFields fields) {
 
 ScheduleConfig read_schedule(JsonFields fields) {
   using Kind = ScheduleConfig::Kind;
-  constexpr Word<Kind> kKinds[] = {
-      {"cosine", Kind::kCosine}, {"stable_decay", Kind::kStableDecay}, {"constant", Kind::kConstant}};
+  constexpr Word<Kind> kKinds[] = {{"cosine", Kind::kCosine},
+                                   {"stable_decay", Kind::kStableDecay},
+                                   {"constant", Kind::kConstant}};
   ScheduleConfig out;
   out.kind = choice(fields, "kind", out.kind, kKinds);
   out.warmup_steps = integer(fields, "warmup_steps", 0, 0, kMaxCount);
@@ -129,10 +137,14 @@ std::vector<StageConfig> read_stages(JsonFields& root) {
     stage.freeze = choice(fields, "freeze", stage.freeze, kFreezes);
     stage.indexer_lr_factor = number(fields, "indexer_lr_factor", 1, 0, 1000);
     if (!stages.empty() && stage.until <= stages.back().until) {
-      fields.refuse("until", fmt::format("stages must end one after another, the one before ends at {}", stages.back().until));
+      fields.refuse("until",
+                    fmt::format("stages must end one after another, the one before ends at {}",
+                                stages.back().until));
     }
     if (stage.freeze == Freeze::kIndexOnly && !teaches_index(stage.attention)) {
-      fields.refuse("freeze", "\"index_only\" needs an attention that teaches the index: \"warmup\", \"sparse\" or \"dsa\"");
+      fields.refuse("freeze",
+                    "\"index_only\" needs an attention that teaches the index: \"warmup\", "
+                    "\"sparse\" or \"dsa\"");
     }
     fields.refuse_unknown();
     stages.push_back(stage);
@@ -162,10 +174,14 @@ SourceConfig read_source(JsonFields& fields) {
   out.until = number(fields, "until", 1, 0, 1);
   if (out.family != Family::kShards) out.repeat = fields.boolean("repeat").value_or(false);
   const bool picture = out.family == Family::kPicture;
-  if (picture || out.family == Family::kClip) out.easy_until = number(fields, "easy_until", 0, 0, 1);
-  if (picture || out.family == Family::kCard) out.full_prompt = fields.boolean("full_prompt").value_or(false);
-  if (out.family == Family::kText || out.family == Family::kFacts) out.tokens = integer(fields, "tokens", out.tokens, 0, 1 << 20);
-  if (out.family == Family::kText && out.tokens < 2) fields.refuse("tokens", "a row of text needs at least 2");
+  if (picture || out.family == Family::kClip)
+    out.easy_until = number(fields, "easy_until", 0, 0, 1);
+  if (picture || out.family == Family::kCard)
+    out.full_prompt = fields.boolean("full_prompt").value_or(false);
+  if (out.family == Family::kText || out.family == Family::kFacts)
+    out.tokens = integer(fields, "tokens", out.tokens, 0, 1 << 20);
+  if (out.family == Family::kText && out.tokens < 2)
+    fields.refuse("tokens", "a row of text needs at least 2");
   if (out.family == Family::kFacts) {
     out.bare_until = number(fields, "bare_until", 0, 0, 1);
     out.bare_min = number(fields, "bare_min", 0, 0, 1);
@@ -176,7 +192,8 @@ SourceConfig read_source(JsonFields& fields) {
   if (out.family == Family::kShards) {
     out.folder = fields.need("folder", fields.text("folder"));
     out.split = fields.text("split").value_or(out.split);
-    if (out.split != "train" && out.split != "valid" && out.split != "test") fields.refuse("split", "want \"train\", \"valid\" or \"test\"");
+    if (out.split != "train" && out.split != "valid" && out.split != "test")
+      fields.refuse("split", "want \"train\", \"valid\" or \"test\"");
   }
   fields.refuse_unknown();
   return out;
@@ -187,7 +204,8 @@ std::vector<SourceConfig> read_sources(JsonFields& root) {
   std::set<std::string> names;
   for (JsonFields& fields : root.objects("sources")) {
     sources.push_back(read_source(fields));
-    if (!names.insert(sources.back().name).second) fields.refuse("name", "another source has this name already");
+    if (!names.insert(sources.back().name).second)
+      fields.refuse("name", "another source has this name already");
   }
   if (sources.empty()) root.missing("sources");
   return sources;
@@ -198,8 +216,10 @@ ComputeConfig read_compute(JsonFields fields) {
   out.dtype = choice(fields, "dtype", out.dtype, kDTypes);
   out.recompute = fields.boolean("recompute").value_or(false);
   out.batch_invariant = fields.boolean("batch_invariant").value_or(true);
-  out.micro_batch_tokens = integer(fields, "micro_batch_tokens", out.micro_batch_tokens, 1, 1 << 24);
-  out.micro_batch_patches = integer(fields, "micro_batch_patches", out.micro_batch_patches, 1, 1 << 24);
+  out.micro_batch_tokens =
+      integer(fields, "micro_batch_tokens", out.micro_batch_tokens, 1, 1 << 24);
+  out.micro_batch_patches =
+      integer(fields, "micro_batch_patches", out.micro_batch_patches, 1, 1 << 24);
   out.threads = static_cast<int>(integer(fields, "threads", 0, 0, 4096));
   fields.refuse_unknown();
   return out;
@@ -239,7 +259,8 @@ json parse_value(const std::string& text) {
 json& step_into(json& at, const std::string& word, const std::string& override_text) {
   if (at.is_null()) at = json::object();
   if (at.is_object()) return at[word];
-  M3_CHECK(at.is_array(), "--set {}: nothing lies below the value before '{}'", override_text, word);
+  M3_CHECK(at.is_array(), "--set {}: nothing lies below the value before '{}'", override_text,
+           word);
   size_t index = at.size();
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), index);
   if (error != std::errc() || end != word.data() + word.size()) {
@@ -247,7 +268,8 @@ json& step_into(json& at, const std::string& word, const std::string& override_t
       if (at[index].is_object() && at[index].value("name", json()) == word) break;
     }
   }
-  M3_CHECK(index < at.size(), "--set {}: the list has no member '{}' (want a number below {} or a member's name)",
+  M3_CHECK(index < at.size(),
+           "--set {}: the list has no member '{}' (want a number below {} or a member's name)",
            override_text, word, at.size());
   return at[index];
 }
@@ -275,7 +297,8 @@ void read_model(const json& root, TrainConfig& out) {
     out.model = parse_model_config(out.model_json, file + ": model");
   } else {
     const std::filesystem::path path = model->get<std::string>();
-    out.model_json = read_file(std::filesystem::is_directory(path) ? path / "config.json" : path, kMaxJsonBytes);
+    out.model_json =
+        read_file(std::filesystem::is_directory(path) ? path / "config.json" : path, kMaxJsonBytes);
     out.model = parse_model_config(out.model_json, path.string());
   }
 }
@@ -291,14 +314,22 @@ void check_whole(const TrainConfig& config) {
   const std::string file = config.file.string();
   const bool has_vision = config.model.vision.has_value();
   for (const SourceConfig& source : config.sources) {
-    const bool needs_vision = source.family == Family::kCard || source.family == Family::kPicture || source.family == Family::kClip;
-    M3_CHECK(!needs_vision || has_vision, "{}: source '{}' has pictures, but the model has no vision_config", file, source.name);
-    const bool needs_text = source.family == Family::kText || (source.family == Family::kFacts && source.tokens > 0 && source.bare_min < 1);
-    M3_CHECK(!needs_text || !config.corpus.empty(),
-             "{}: source '{}' takes text from the corpus; give \"corpus\": a folder made by m3 data", file, source.name);
+    const bool needs_vision = source.family == Family::kCard || source.family == Family::kPicture ||
+                              source.family == Family::kClip;
+    M3_CHECK(!needs_vision || has_vision,
+             "{}: source '{}' has pictures, but the model has no vision_config", file, source.name);
+    const bool needs_text =
+        source.family == Family::kText ||
+        (source.family == Family::kFacts && source.tokens > 0 && source.bare_min < 1);
+    M3_CHECK(
+        !needs_text || !config.corpus.empty(),
+        "{}: source '{}' takes text from the corpus; give \"corpus\": a folder made by m3 data",
+        file, source.name);
   }
-  M3_CHECK(config.model.quantization == Quantization::kNone, "{}: a model in MXFP8 cannot be trained; remove quantization_config", file);
-  M3_CHECK(config.schedule.warmup_steps <= config.steps, "{}: schedule.warmup_steps is {}; want at most steps = {}", file,
+  M3_CHECK(config.model.quantization == Quantization::kNone,
+           "{}: a model in MXFP8 cannot be trained; remove quantization_config", file);
+  M3_CHECK(config.schedule.warmup_steps <= config.steps,
+           "{}: schedule.warmup_steps is {}; want at most steps = {}", file,
            config.schedule.warmup_steps, config.steps);
 }
 
@@ -346,7 +377,8 @@ TrainConfig parse_train_config(const std::string& text, const std::filesystem::p
   return out;
 }
 
-TrainConfig read_train_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+TrainConfig read_train_config(const std::filesystem::path& file,
+                              const std::vector<std::string>& overrides) {
   return parse_train_config(read_file(file, kMaxJsonBytes), file, overrides);
 }
 

@@ -22,9 +22,12 @@ std::string error_of(const std::vector<std::string>& overrides) {
   return {};
 }
 
-void expect_error(const std::vector<std::string>& overrides, std::initializer_list<const char*> parts) {
+void expect_error(const std::vector<std::string>& overrides,
+                  std::initializer_list<const char*> parts) {
   const std::string message = error_of(overrides);
-  for (const char* part : parts) EXPECT_NE(message.find(part), std::string::npos) << "'" << message << "' lacks '" << part << "'";
+  for (const char* part : parts)
+    EXPECT_NE(message.find(part), std::string::npos)
+        << "'" << message << "' lacks '" << part << "'";
 }
 
 TEST(TrainConfig, ErrorsNameTheKeyTheValueAndWhatIsAllowed) {
@@ -47,7 +50,8 @@ TEST(TrainConfig, ErrorsNameTheKeyTheValueAndWhatIsAllowed) {
 
 TEST(TrainConfig, OverridesReachListsByNameAndNumber) {
   const TrainConfig config =
-      parse_train_config(tiny_config_json(), "run.json", {"sources.clips.count=9", "sources.0.count=3", "optimizer.lr=1e-2"});
+      parse_train_config(tiny_config_json(), "run.json",
+                         {"sources.clips.count=9", "sources.0.count=3", "optimizer.lr=1e-2"});
   EXPECT_EQ(config.sources[0].count, 3);
   EXPECT_EQ(config.sources[1].name, "clips");
   EXPECT_EQ(config.sources[1].count, 9);
@@ -56,7 +60,9 @@ TEST(TrainConfig, OverridesReachListsByNameAndNumber) {
 
 TEST(TrainConfig, IdentityLeavesOutWhatDoesNotDecideWeights) {
   const std::string a = parse_train_config(tiny_config_json(), "run.json").identity;
-  EXPECT_EQ(a, parse_train_config(tiny_config_json(), "run.json", {"output=elsewhere", "save.every=3", "compute.threads=1"}).identity);
+  EXPECT_EQ(a, parse_train_config(tiny_config_json(), "run.json",
+                                  {"output=elsewhere", "save.every=3", "compute.threads=1"})
+                   .identity);
   EXPECT_NE(a, parse_train_config(tiny_config_json(), "run.json", {"seed=7"}).identity);
 }
 
@@ -71,13 +77,17 @@ TEST(TrainConfig, ShippedConfigurationsAreRead) {
 }
 
 TEST(Schedule, ValuesByHand) {
-  ScheduleConfig cosine{.kind = ScheduleConfig::Kind::kCosine, .warmup_steps = 4, .final_factor = 0.1};
+  ScheduleConfig cosine{
+      .kind = ScheduleConfig::Kind::kCosine, .warmup_steps = 4, .final_factor = 0.1};
   EXPECT_DOUBLE_EQ(lr_factor(cosine, 0, 104), 0.25);
   EXPECT_DOUBLE_EQ(lr_factor(cosine, 3, 104), 1);
   EXPECT_DOUBLE_EQ(lr_factor(cosine, 4, 104), 1);
-  EXPECT_NEAR(lr_factor(cosine, 54, 104), 0.55, 1e-12);             // half way: (1 + 0.1) / 2
+  EXPECT_NEAR(lr_factor(cosine, 54, 104), 0.55, 1e-12);               // half way: (1 + 0.1) / 2
   EXPECT_NEAR(lr_factor(cosine, 29, 104), 0.868198051533946, 1e-12);  // 0.1 + 0.45 (1 + sqrt(1/2))
-  ScheduleConfig stable{.kind = ScheduleConfig::Kind::kStableDecay, .warmup_steps = 0, .final_factor = 0, .decay_share = 0.2};
+  ScheduleConfig stable{.kind = ScheduleConfig::Kind::kStableDecay,
+                        .warmup_steps = 0,
+                        .final_factor = 0,
+                        .decay_share = 0.2};
   EXPECT_DOUBLE_EQ(lr_factor(stable, 79, 100), 1);
   EXPECT_DOUBLE_EQ(lr_factor(stable, 80, 100), 1);
   EXPECT_NEAR(lr_factor(stable, 90, 100), 0.5, 1e-12);
@@ -89,7 +99,8 @@ TEST(Schedule, ValuesByHand) {
 TEST(Schedule, CurriculumOfTheRecipe) {  // nano.md §4
   const TrainConfig nano = read_train_config(M3_SOURCE_DIR "/configs/train/nano.json");
   const auto source = [&](const char* name) {
-    return *std::find_if(nano.sources.begin(), nano.sources.end(), [&](const SourceConfig& s) { return s.name == name; });
+    return *std::find_if(nano.sources.begin(), nano.sources.end(),
+                         [&](const SourceConfig& s) { return s.name == name; });
   };
   EXPECT_DOUBLE_EQ(easy_share(source("pictures"), 0.05), 0.75);
   EXPECT_DOUBLE_EQ(easy_share(source("clips"), 0.3), 0);
@@ -98,7 +109,8 @@ TEST(Schedule, CurriculumOfTheRecipe) {  // nano.md §4
   EXPECT_EQ(stage_at(nano, 3419).attention, TrainStage::kWarmup);  // f = 0.29991
   EXPECT_EQ(stage_at(nano, 3420).attention, TrainStage::kSparse);  // f = 0.3
   int64_t documents_4096 = 0;
-  for (int64_t step = 0; step < nano.steps; ++step) documents_4096 += documents_at(source("facts 4096"), step, nano.steps);
+  for (int64_t step = 0; step < nano.steps; ++step)
+    documents_4096 += documents_at(source("facts 4096"), step, nano.steps);
   EXPECT_NEAR(static_cast<double>(documents_4096), 142, 1);
 }
 
@@ -121,10 +133,13 @@ TEST(Init, FanInAndPositionalStart) {
     return std::sqrt(sum / static_cast<double>(values.size()));
   };
   const std::string layer = "language_model.model.layers.1.";
-  EXPECT_NEAR(deviation(draw((layer + "self_attn.q_proj.weight").c_str())), 1 / std::sqrt(128.0), 0.002);
+  EXPECT_NEAR(deviation(draw((layer + "self_attn.q_proj.weight").c_str())), 1 / std::sqrt(128.0),
+              0.002);
   // Output matrices: fan-in 2048 and 1 / sqrt(2 · 3 layers).
-  EXPECT_NEAR(deviation(draw((layer + "self_attn.o_proj.weight").c_str())), 1 / std::sqrt(2048.0 * 6), 2e-4);
-  EXPECT_NEAR(deviation(draw("vision_tower.vision_model.encoder.layers.0.mlp.fc2.weight")), 1 / std::sqrt(512.0 * 8), 4e-4);
+  EXPECT_NEAR(deviation(draw((layer + "self_attn.o_proj.weight").c_str())),
+              1 / std::sqrt(2048.0 * 6), 2e-4);
+  EXPECT_NEAR(deviation(draw("vision_tower.vision_model.encoder.layers.0.mlp.fc2.weight")),
+              1 / std::sqrt(512.0 * 8), 4e-4);
   EXPECT_NEAR(deviation(draw("language_model.lm_head.weight")), 0.02, 4e-4);
 
   const std::vector<float> embed = draw("language_model.model.embed_tokens.weight");
@@ -138,7 +153,8 @@ TEST(Init, FanInAndPositionalStart) {
   EXPECT_EQ(k[2 * 128 + 5], 0.0f);
   EXPECT_NE(k[3 * 128 + 5], 0.0f);  // other rows stay random
   const double f1 = std::pow(5e6, -1.0 / 32);
-  EXPECT_NEAR(q[(2 * 128 + 1) * 128], 6.5 * std::cos(3 * f1) / h0, 1e-4);   // head 2 looks 3 tokens back
+  EXPECT_NEAR(q[(2 * 128 + 1) * 128], 6.5 * std::cos(3 * f1) / h0,
+              1e-4);  // head 2 looks 3 tokens back
   EXPECT_NEAR(q[(2 * 128 + 33) * 128], -6.5 * std::sin(3 * f1) / h0, 1e-4);
   EXPECT_EQ(q[(2 * 128 + 70) * 128 + 3], 0.0f);
 }

@@ -23,47 +23,56 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Family = SourceConfig::Family;
 
-constexpr double kNormMemory = 0.98;   // of the guard's running mean of gradient norms: about 50 steps
-constexpr int64_t kGuardWarmup = 50;   // updates before a norm can be called a spike
+constexpr double kNormMemory =
+    0.98;  // of the guard's running mean of gradient norms: about 50 steps
+constexpr int64_t kGuardWarmup = 50;  // updates before a norm can be called a spike
 constexpr int kProbeQueries = 32;
 
 std::atomic<bool> stop_requested = false;
 static_assert(std::atomic<bool>::is_always_lock_free);
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 bool may_have_media(const SourceConfig& source) {
   if (source.count == 0) return false;
-  return source.family == Family::kCard || source.family == Family::kPicture || source.family == Family::kClip ||
-         source.family == Family::kShards;
+  return source.family == Family::kCard || source.family == Family::kPicture ||
+         source.family == Family::kClip || source.family == Family::kShards;
 }
 
 // tokenizer.json and what lies beside it for the chat protocol.
 std::vector<fs::path> tokenizer_files(const fs::path& tokenizer) {
   const fs::path folder = fs::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
   std::vector<fs::path> files;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "generation_config.json"}) {
     if (fs::exists(folder / name)) files.push_back(folder / name);
   }
   return files;
 }
 
 void check_tokenizer(const TrainConfig& config, const Tokenizer& tokenizer) {
-  M3_CHECK(tokenizer.size() <= config.model.text.vocab_size, "{}: {} ids, but the model's vocab_size is {}",
-           config.tokenizer.string(), tokenizer.size(), config.model.text.vocab_size);
+  M3_CHECK(tokenizer.size() <= config.model.text.vocab_size,
+           "{}: {} ids, but the model's vocab_size is {}", config.tokenizer.string(),
+           tokenizer.size(), config.model.text.vocab_size);
   if (!config.model.vision) return;
-  const int32_t image = tokenizer.require_added_id(chat_token::kImage), video = tokenizer.require_added_id(chat_token::kVideo);
+  const int32_t image = tokenizer.require_added_id(chat_token::kImage),
+                video = tokenizer.require_added_id(chat_token::kVideo);
   M3_CHECK(image == config.model.image_token_id && video == config.model.video_token_id,
-           "{}: placeholders of images and videos are {} and {}, the model's config says {} and {}", config.tokenizer.string(),
-           image, video, config.model.image_token_id, config.model.video_token_id);
+           "{}: placeholders of images and videos are {} and {}, the model's config says {} and {}",
+           config.tokenizer.string(), image, video, config.model.image_token_id,
+           config.model.video_token_id);
 }
 
-TrainOptions options_of(const TrainConfig& config, const StageConfig& stage, const GroupFlags& trained) {
+TrainOptions options_of(const TrainConfig& config, const StageConfig& stage,
+                        const GroupFlags& trained) {
   TrainOptions out;
   out.dtype = config.compute.dtype;
   out.stage = stage.attention;
   out.freeze = stage.freeze;
-  if (!trained[static_cast<int>(Group::kIndexer)] && out.freeze == Freeze::kNone) out.freeze = Freeze::kFrozenIndex;
+  if (!trained[static_cast<int>(Group::kIndexer)] && out.freeze == Freeze::kNone)
+    out.freeze = Freeze::kFrozenIndex;
   out.train_vision = trained[static_cast<int>(Group::kVision)];
   out.lambda = config.loss.kl_weight;
   out.kl_min_tokens = config.loss.kl_min_tokens;
@@ -83,14 +92,18 @@ GroupFlags trained_groups(const TrainConfig& config) {
     const bool backbone = stage.freeze != Freeze::kIndexOnly;
     trained[static_cast<int>(Group::kText)] |= backbone;
     trained[static_cast<int>(Group::kVision)] |= backbone && has_media && config.model.vision;
-    trained[static_cast<int>(Group::kIndexer)] |= teaches_index(stage.attention) && stage.freeze != Freeze::kFrozenIndex &&
-                                                  config.loss.kl_weight > 0 && config.model.text.num_sparse_layers() > 0;
+    trained[static_cast<int>(Group::kIndexer)] |=
+        teaches_index(stage.attention) && stage.freeze != Freeze::kFrozenIndex &&
+        config.loss.kl_weight > 0 && config.model.text.num_sparse_layers() > 0;
   }
-  for (int i = 0; i < kNumGroups; ++i) trained[i] = trained[i] && !config.optimizer.groups[i].frozen;
+  for (int i = 0; i < kNumGroups; ++i)
+    trained[i] = trained[i] && !config.optimizer.groups[i].frozen;
   return trained;
 }
 
-void Trainer::request_stop() { stop_requested.store(true, std::memory_order_relaxed); }
+void Trainer::request_stop() {
+  stop_requested.store(true, std::memory_order_relaxed);
+}
 
 Trainer::Trainer(const TrainConfig& config, const RunOptions& options)
     : config_(config),
@@ -101,13 +114,16 @@ Trainer::Trainer(const TrainConfig& config, const RunOptions& options)
       parameters_(config.model, config.optimizer, config.compute.dtype, trained_groups(config)),
       optimizer_(parameters_, config.optimizer),
       store_(config.output, config.save),
-      sizes_{config.compute.micro_batch_tokens, config.model.vision ? config.compute.micro_batch_patches : 0} {
+      sizes_{config.compute.micro_batch_tokens,
+             config.model.vision ? config.compute.micro_batch_patches : 0} {
   check_tokenizer(config_, tokenizer_);
   if (options_.resume && !store_.steps().empty()) {
     state_ = store_.load_latest(config_, parameters_);
     optimizer_.num_updates() = state_.num_updates;
   } else {
-    M3_CHECK(store_.steps().empty(), "{} holds checkpoints already; give --resume, or another output folder", config_.output.string());
+    M3_CHECK(store_.steps().empty(),
+             "{} holds checkpoints already; give --resume, or another output folder",
+             config_.output.string());
     start_weights();
   }
   enter_stage(state_.step);
@@ -120,10 +136,12 @@ Trainer::~Trainer() = default;
 void Trainer::start_weights() {
   parameters_.initialise(init_scheme(config_.init, config_.model, config_.seed));
   if (config_.init.scheme != InitConfig::Scheme::kCheckpoint) return;
-  // A conversion may add an index branch or a vision tower; nothing else may be missing (training.md §15).
+  // A conversion may add an index branch or a vision tower; nothing else may be missing
+  // (training.md §15).
   const Checkpoint checkpoint = Checkpoint::open(config_.init.checkpoint);
   for (const Parameter* parameter : parameters_.load_weights(checkpoint)) {
-    M3_CHECK(parameter->group != Group::kText, "{} lacks {}; only index branch and vision tower may be new", config_.init.checkpoint,
+    M3_CHECK(parameter->group != Group::kText,
+             "{} lacks {}; only index branch and vision tower may be new", config_.init.checkpoint,
              parameter->entry.name);
     log_info("new, drawn at random: {} {}", parameter->entry.name, parameter->entry.shape.str());
   }
@@ -137,7 +155,8 @@ MemoryPlan Trainer::memory_plan() const {
 }
 
 void Trainer::make_model(const TrainOptions& options) {
-  model_ = std::make_unique<TrainableModel>(config_.model, parameters_.weights(), parameters_.gradients(), options, sizes_);
+  model_ = std::make_unique<TrainableModel>(config_.model, parameters_.weights(),
+                                            parameters_.gradients(), options, sizes_);
 }
 
 void Trainer::enter_stage(int64_t step) {
@@ -146,7 +165,8 @@ void Trainer::enter_stage(int64_t step) {
   const TrainOptions options = options_of(config_, stage, trained_groups(config_));
   if (model_) {
     model_->set_options(options);
-    log_info("step {}: attention {}, freeze {}", step, train_stage_name(stage.attention), freeze_name(stage.freeze));
+    log_info("step {}: attention {}, freeze {}", step, train_stage_name(stage.attention),
+             freeze_name(stage.freeze));
   } else {
     make_model(options);
   }
@@ -170,13 +190,15 @@ void Trainer::fit_model(const std::vector<PackedDocuments>& packs) {
 void Trainer::run_micro_batches(const Batch& batch, StepReport& report) {
   std::vector<PackedDocuments> packs;
   for (std::vector<int32_t>& documents :
-       pack_documents(batch.documents, config_.compute.micro_batch_tokens, config_.compute.micro_batch_patches)) {
+       pack_documents(batch.documents, config_.compute.micro_batch_tokens,
+                      config_.compute.micro_batch_patches)) {
     packs.emplace_back(config_.model, batch.documents, std::move(documents));
   }
   fit_model(packs);
   // Counted over the whole batch before the first backward (training.md §3).
   Normalisers global;
-  for (const PackedDocuments& pack : packs) global.add(normalisers_of(pack.micro_batch(), model_->options()));
+  for (const PackedDocuments& pack : packs)
+    global.add(normalisers_of(pack.micro_batch(), model_->options()));
 
   parameters_.zero_gradients();
   for (const PackedDocuments& pack : packs) {
@@ -186,14 +208,17 @@ void Trainer::run_micro_batches(const Batch& batch, StepReport& report) {
     report.flops.add(train_flops(config_.model, model_->options(), pack.micro_batch()));
     report.num_tokens += pack.num_tokens();
     report.num_patches += pack.num_patches();
-    for (const TrainMedia& media : pack.micro_batch().media) report.num_media_tokens += static_cast<int64_t>(media.rows.size());
+    for (const TrainMedia& media : pack.micro_batch().media)
+      report.num_media_tokens += static_cast<int64_t>(media.rows.size());
   }
   report.loss = train_loss(config_.model.text, model_->options(), report.sums);
   report.num_micro_batches = static_cast<int64_t>(packs.size());
   if (config_.log.attention_every > 0 && batch.step % config_.log.attention_every == 0) {
-    const auto longest = std::max_element(packs.begin(), packs.end(), [](const auto& a, const auto& b) {
-      return a.num_tokens() / static_cast<int64_t>(a.documents().size()) < b.num_tokens() / static_cast<int64_t>(b.documents().size());
-    });
+    const auto longest =
+        std::max_element(packs.begin(), packs.end(), [](const auto& a, const auto& b) {
+          return a.num_tokens() / static_cast<int64_t>(a.documents().size()) <
+                 b.num_tokens() / static_cast<int64_t>(b.documents().size());
+        });
     report.selection = probe_selection(*model_, *longest, kProbeQueries);
   }
 }
@@ -204,8 +229,10 @@ std::string Trainer::reason_to_skip(const StepReport& report) const {
     const char* name = group_name(static_cast<Group>(i));
     if (!std::isfinite(norm)) return fmt::format("the gradient of {} is not finite", name);
     const bool has_mean = state_.num_updates[i] >= kGuardWarmup && state_.mean_norm[i] > 0;
-    if (config_.guard.spike_factor > 0 && has_mean && norm > config_.guard.spike_factor * state_.mean_norm[i]) {
-      return fmt::format("spike: the gradient norm of {} is {:.4g}, its mean {:.4g}", name, norm, state_.mean_norm[i]);
+    if (config_.guard.spike_factor > 0 && has_mean &&
+        norm > config_.guard.spike_factor * state_.mean_norm[i]) {
+      return fmt::format("spike: the gradient norm of {} is {:.4g}, its mean {:.4g}", name, norm,
+                         state_.mean_norm[i]);
     }
   }
   if (!std::isfinite(report.loss.total())) return "the loss is not finite";
@@ -216,41 +243,52 @@ void Trainer::update(const Batch& batch, StepReport& report) {
   report.groups = optimizer_.measure();
   report.skipped = reason_to_skip(report);
   if (!report.skipped.empty()) {
-    for (const BatchDocument& document : batch.documents) report.documents.push_back(document.sample.id);
+    for (const BatchDocument& document : batch.documents)
+      report.documents.push_back(document.sample.id);
     ++state_.num_skipped;
     ++state_.num_skipped_in_row;
     const bool spike = report.skipped.starts_with("spike");
     const GuardConfig::Action action = spike ? config_.guard.spike : config_.guard.non_finite;
-    if (action == GuardConfig::Action::kSkip && state_.num_skipped_in_row < config_.guard.max_skipped) {
+    if (action == GuardConfig::Action::kSkip &&
+        state_.num_skipped_in_row < config_.guard.max_skipped) {
       log_warn("step {}: no update: {}", batch.step, report.skipped);
       return;
     }
     log_->write(report.to_json(config_.model, ceiling_gflops_));
-    M3_FAIL("step {}: {} ({} skipped in a row). The documents of the step are in the last record of {}; the checkpoint of "
-            "step {} is untouched", batch.step, report.skipped, state_.num_skipped_in_row,
-            (config_.output / "train.jsonl").string(), store_.steps().empty() ? 0 : store_.steps().back());
+    M3_FAIL(
+        "step {}: {} ({} skipped in a row). The documents of the step are in the last record of "
+        "{}; the checkpoint of "
+        "step {} is untouched",
+        batch.step, report.skipped, state_.num_skipped_in_row,
+        (config_.output / "train.jsonl").string(),
+        store_.steps().empty() ? 0 : store_.steps().back());
   }
   state_.num_skipped_in_row = 0;
 
   const double factor = lr_factor(config_.schedule, batch.step, config_.steps);
   const bool backbone = stage_->freeze != Freeze::kIndexOnly;
   const bool indexer = teaches_index(stage_->attention) && stage_->freeze != Freeze::kFrozenIndex;
-  optimizer_.update(config_.optimizer.lr * factor, {1, 1, stage_->indexer_lr_factor}, {backbone, backbone, indexer}, report.groups);
+  optimizer_.update(config_.optimizer.lr * factor, {1, 1, stage_->indexer_lr_factor},
+                    {backbone, backbone, indexer}, report.groups);
   state_.num_updates = optimizer_.num_updates();
   for (int i = 0; i < kNumGroups; ++i) {
     double& mean = state_.mean_norm[i];
-    mean = mean == 0 ? report.groups[i].norm : kNormMemory * mean + (1 - kNormMemory) * report.groups[i].norm;
+    mean = mean == 0 ? report.groups[i].norm
+                     : kNormMemory * mean + (1 - kNormMemory) * report.groups[i].norm;
   }
-  const bool rests = !config_.optimizer.router_bias_in_decay && in_final_decay(config_.schedule, batch.step, config_.steps);
+  const bool rests = !config_.optimizer.router_bias_in_decay &&
+                     in_final_decay(config_.schedule, batch.step, config_.steps);
   if (backbone && !rests && config_.optimizer.router_bias_step > 0) {
     std::vector<int64_t> load_LE = report.sums.text_experts_LE;
     for (size_t i = 0; i < load_LE.size(); ++i) load_LE[i] += report.sums.media_experts_LE[i];
-    if (!load_LE.empty()) optimizer_.balance_experts(config_.model.text, load_LE, config_.optimizer.router_bias_step);
+    if (!load_LE.empty())
+      optimizer_.balance_experts(config_.model.text, load_LE, config_.optimizer.router_bias_step);
   }
 }
 
 StepReport Trainer::do_step(Batch batch) {
-  M3_CHECK(!batch.documents.empty(), "step {}: no source gives a document at this share of the run", batch.step);
+  M3_CHECK(!batch.documents.empty(), "step {}: no source gives a document at this share of the run",
+           batch.step);
   StepReport report;
   report.step = batch.step;
   report.stage = train_stage_name(stage_->attention);
@@ -271,7 +309,9 @@ StepReport Trainer::do_step(Batch batch) {
   return report;
 }
 
-void Trainer::save() { store_.save(config_, parameters_, state_, companions_); }
+void Trainer::save() {
+  store_.save(config_, parameters_, state_, companions_);
+}
 
 namespace {
 
@@ -286,8 +326,11 @@ class Means {
   }
   std::string text(double ceiling_gflops) const {
     std::string out = fmt::format("{:.0f} tokens/s", static_cast<double>(tokens_) / seconds_);
-    if (ceiling_gflops > 0) out += fmt::format("  {:.0f} % of the machine", 100 * flops_ / seconds_ * 1e-9 / ceiling_gflops);
-    for (const auto& [name, sum] : sums_) out += fmt::format("  {} {:.3f}", name, sum.answers > 0 ? sum.answer_mean() : sum.mean());
+    if (ceiling_gflops > 0)
+      out +=
+          fmt::format("  {:.0f} % of the machine", 100 * flops_ / seconds_ * 1e-9 / ceiling_gflops);
+    for (const auto& [name, sum] : sums_)
+      out += fmt::format("  {} {:.3f}", name, sum.answers > 0 ? sum.answer_mean() : sum.mean());
     return out;
   }
 
@@ -300,8 +343,11 @@ class Means {
 }  // namespace
 
 RunEnd Trainer::run() {
-  const int64_t first = state_.step, last = options_.stop_after > 0 ? std::min(options_.stop_after, config_.steps) : config_.steps;
-  Progress progress("training", last - first, "steps", options_.show_progress ? Progress::Mode::kAuto : Progress::Mode::kOff);
+  const int64_t first = state_.step, last = options_.stop_after > 0
+                                                ? std::min(options_.stop_after, config_.steps)
+                                                : config_.steps;
+  Progress progress("training", last - first, "steps",
+                    options_.show_progress ? Progress::Mode::kAuto : Progress::Mode::kOff);
   Means means;
   std::string note;
   int64_t saved = first;

@@ -1,7 +1,9 @@
-// A training run: batches, gradients, updates, checkpoints, log (training.md). What `m3 train` does.
+// A training run: batches, gradients, updates, checkpoints, log (training.md). What `m3 train`
+// does.
 //
-// The weights after step n are a function of the configuration alone: not of threads, of when checkpoints were written
-// or of how often the run was killed and resumed (compute.batch_invariant; it is the default).
+// The weights after step n are a function of the configuration alone: not of threads, of when
+// checkpoints were written or of how often the run was killed and resumed (compute.batch_invariant;
+// it is the default).
 #pragma once
 #include <functional>
 #include <memory>
@@ -14,16 +16,20 @@ namespace m3::train {
 
 struct RunOptions {
   bool resume = false;
-  int64_t stop_after = 0;       // steps done in all; then save and return. 0: the configuration's
+  int64_t stop_after = 0;  // steps done in all; then save and return. 0: the configuration's
   bool show_progress = false;
   std::function<void(const StepReport&)> on_step;
 };
 
-enum class RunEnd : uint8_t { kFinished, kStopped };  // kStopped: by request_stop or stop_after; resume goes on
+enum class RunEnd : uint8_t {
+  kFinished,
+  kStopped
+};  // kStopped: by request_stop or stop_after; resume goes on
 
 class Trainer {
  public:
-  // Opens tokenizer and data, makes or loads the weights. Without `resume` the output folder must hold no checkpoint.
+  // Opens tokenizer and data, makes or loads the weights. Without `resume` the output folder must
+  // hold no checkpoint.
   Trainer(const TrainConfig& config, const RunOptions& options);
   ~Trainer();
 

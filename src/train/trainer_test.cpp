@@ -14,10 +14,11 @@ TEST(Trainer, OverfitsThirtyTwoMultimodalDocuments) {
   const TestFolder folder("overfit");
   const TrainConfig config = parse_train_config(
       tiny_config_json(folder.str()), "run.json",
-      {"steps=120", "optimizer.lr=8e-3", "optimizer.vision.lr_factor=0.5", "optimizer.text.weight_decay=0", "schedule.warmup_steps=20",
-       "sources.cards.count=14", "sources.clips.count=4", "sources.chat.count=14", "sources.cards.repeat=true",
-       "sources.clips.repeat=true", "sources.chat.repeat=true", "compute.micro_batch_tokens=1024", "compute.micro_batch_patches=4096",
-       "save.every=100000"});
+      {"steps=120", "optimizer.lr=8e-3", "optimizer.vision.lr_factor=0.5",
+       "optimizer.text.weight_decay=0", "schedule.warmup_steps=20", "sources.cards.count=14",
+       "sources.clips.count=4", "sources.chat.count=14", "sources.cards.repeat=true",
+       "sources.clips.repeat=true", "sources.chat.repeat=true", "compute.micro_batch_tokens=1024",
+       "compute.micro_batch_patches=4096", "save.every=100000"});
   double first = 0, last = 0;
   RunOptions options;
   options.on_step = [&](const StepReport& report) {
@@ -36,7 +37,8 @@ TEST(Trainer, MicroBatchesDoNotChangeTheLoss) {
   std::vector<double> losses;
   for (const auto& [folder, tokens] : {std::pair{one.str(), 100000}, {many.str(), 1}}) {
     const TrainConfig config =
-        parse_train_config(tiny_config_json(folder), "run.json", {"steps=4", fmt::format("compute.micro_batch_tokens={}", tokens)});
+        parse_train_config(tiny_config_json(folder), "run.json",
+                           {"steps=4", fmt::format("compute.micro_batch_tokens={}", tokens)});
     RunOptions options;
     options.on_step = [&](const StepReport& report) {
       EXPECT_EQ(report.num_micro_batches, tokens == 1 ? 5 : 1);
@@ -50,7 +52,8 @@ TEST(Trainer, MicroBatchesDoNotChangeTheLoss) {
 
 TEST(Trainer, NonFiniteGradientsAreSkippedWithARecordAndThenStop) {
   const TestFolder folder("nan");
-  const TrainConfig config = parse_train_config(tiny_config_json(folder.str()), "run.json", {"guard.max_skipped=3", "steps=10"});
+  const TrainConfig config = parse_train_config(tiny_config_json(folder.str()), "run.json",
+                                                {"guard.max_skipped=3", "steps=10"});
   std::vector<std::string> reasons;
   std::vector<size_t> documents;
   RunOptions options;
@@ -71,14 +74,16 @@ TEST(Trainer, NonFiniteGradientsAreSkippedWithARecordAndThenStop) {
 TEST(Trainer, AGroupWithoutGradientKeepsItsWeights) {
   const TestFolder folder("late");
   // Pictures come in the second half only: until then weight decay must not touch the tower.
-  const TrainConfig config = parse_train_config(tiny_config_json(folder.str()), "run.json",
-                                                {"steps=6", "sources.cards.from=0.5", "sources.clips.from=0.5"});
+  const TrainConfig config =
+      parse_train_config(tiny_config_json(folder.str()), "run.json",
+                         {"steps=6", "sources.cards.from=0.5", "sources.clips.from=0.5"});
   {
     Trainer trainer(config, {.stop_after = 3});
     const Tensor master = trainer.parameters().find("multi_modal_projector.linear_1.weight").master;
     const std::vector<float> before(master.ptr<float>(), master.ptr<float>() + master.numel());
     trainer.run();
-    EXPECT_EQ(before, std::vector<float>(master.ptr<float>(), master.ptr<float>() + master.numel()));
+    EXPECT_EQ(before,
+              std::vector<float>(master.ptr<float>(), master.ptr<float>() + master.numel()));
     EXPECT_EQ(trainer.state().num_updates[static_cast<int>(Group::kVision)], 0);
     EXPECT_THROW(Trainer(config, {.resume = true}), Error);  // the folder is in use
   }
@@ -89,9 +94,11 @@ TEST(Trainer, AGroupWithoutGradientKeepsItsWeights) {
 
 TEST(Trainer, SpikesAreSkippedAndCounted) {
   const TestFolder folder("spike");
-  // Everything above the mean counts as a spike: some steps after the guard's 50 updates must be skipped.
-  const TrainConfig config = parse_train_config(tiny_config_json(folder.str()), "run.json",
-                                                {"steps=70", "guard.spike_factor=1", "sources.clips.count=0", "save.every=1000"});
+  // Everything above the mean counts as a spike: some steps after the guard's 50 updates must be
+  // skipped.
+  const TrainConfig config = parse_train_config(
+      tiny_config_json(folder.str()), "run.json",
+      {"steps=70", "guard.spike_factor=1", "sources.clips.count=0", "save.every=1000"});
   int64_t spikes = 0;
   RunOptions options;
   options.on_step = [&](const StepReport& report) {
@@ -110,18 +117,23 @@ TEST(Trainer, SpikesAreSkippedAndCounted) {
 
 TEST(Trainer, ADenseCheckpointBecomesMsaWithANewIndexBranch) {
   const TestFolder dense("dense"), sparse("sparse");
-  const std::vector<std::string> as_dense = {"model.text_config.sparse_attention_config.sparse_attention_freq=[0,0]",
-                                             "model.text_config.sparse_attention_config.sparse_disable_index_value=[0,0]",
-                                             "stages.0.attention=full", "steps=2"};
+  const std::vector<std::string> as_dense = {
+      "model.text_config.sparse_attention_config.sparse_attention_freq=[0,0]",
+      "model.text_config.sparse_attention_config.sparse_disable_index_value=[0,0]",
+      "stages.0.attention=full", "steps=2"};
   Trainer teacher(parse_train_config(tiny_config_json(dense.str()), "run.json", as_dense), {});
   teacher.run();
   const std::string from = "init.checkpoint=" + teacher.checkpoint_folder().string();
-  Trainer pupil(parse_train_config(tiny_config_json(sparse.str()), "run.json", {"init.scheme=checkpoint", from}), {});
+  Trainer pupil(parse_train_config(tiny_config_json(sparse.str()), "run.json",
+                                   {"init.scheme=checkpoint", from}),
+                {});
   const std::string attention = "language_model.model.layers.1.self_attn.";
   const float* q = pupil.parameters().find(attention + "q_proj.weight").master.ptr<float>();
   const float* q_dense = teacher.parameters().find(attention + "q_proj.weight").master.ptr<float>();
-  for (int i = 0; i < 8; ++i) EXPECT_EQ(q[i], to_float(bf16(q_dense[i])));  // as the checkpoint stores it
-  EXPECT_NE(pupil.parameters().find(attention + "index_q_proj.weight").master.ptr<float>()[0], 0.0f);
+  for (int i = 0; i < 8; ++i)
+    EXPECT_EQ(q[i], to_float(bf16(q_dense[i])));  // as the checkpoint stores it
+  EXPECT_NE(pupil.parameters().find(attention + "index_q_proj.weight").master.ptr<float>()[0],
+            0.0f);
   EXPECT_TRUE(pupil.parameters().has_state(Group::kIndexer));
   EXPECT_FALSE(teacher.parameters().has_state(Group::kIndexer));
 }
@@ -132,7 +144,8 @@ TEST(Flops, ByHand) {
   EXPECT_EQ(selected_pairs(8192, 128, 16), 14290944);  // msa.md §13, E at 8K
 }
 
-TEST(Flops, OfTheRecipesDocuments) {  // nano.md §1: a text row of 256 is 6.7 G, the tower takes 0.39 G of a picture
+TEST(Flops, OfTheRecipesDocuments) {  // nano.md §1: a text row of 256 is 6.7 G, the tower takes
+                                      // 0.39 G of a picture
   const ModelConfig nano = read_train_config(M3_SOURCE_DIR "/configs/train/nano.json").model;
   TrainOptions options;
   options.stage = TrainStage::kWarmup;

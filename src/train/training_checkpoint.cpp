@@ -40,7 +40,8 @@ JsonValue list(const auto& values, auto&& make) {
 // Members of state.json by name, each a number that must be there.
 class StateReader {
  public:
-  StateReader(const std::string& text, std::string file) : root_(JsonValue::parse(text, file)), file_(std::move(file)) {}
+  StateReader(const std::string& text, std::string file)
+      : root_(JsonValue::parse(text, file)), file_(std::move(file)) {}
   const JsonValue& member(const char* key) const {
     const JsonValue* value = root_.find(key);
     M3_CHECK(value != nullptr, "{}: {} is missing", file_, key);
@@ -51,7 +52,9 @@ class StateReader {
   int64_t integer(const JsonValue& value, const char* key) const {
     int64_t out = 0;
     const std::string& digits = value.text();
-    const bool good = value.is_integer() && std::from_chars(digits.data(), digits.data() + digits.size(), out).ec == std::errc();
+    const bool good =
+        value.is_integer() &&
+        std::from_chars(digits.data(), digits.data() + digits.size(), out).ec == std::errc();
     M3_CHECK(good, "{}: {} is not a whole number", file_, key);
     return out;
   }
@@ -61,7 +64,8 @@ class StateReader {
   }
   const std::vector<JsonValue>& of_groups(const char* key) const {
     const JsonValue& value = member(key);
-    M3_CHECK(value.is_array() && value.size() == kNumGroups, "{}: {} is not a list of {}", file_, key, kNumGroups);
+    M3_CHECK(value.is_array() && value.size() == kNumGroups, "{}: {} is not a list of {}", file_,
+             key, kNumGroups);
     return value.items();
   }
 
@@ -84,7 +88,8 @@ void write_manifest(const fs::path& folder) {
   JsonValue files = JsonValue::object();
   for (const fs::path& file : files_of(folder)) {
     JsonValue entry = JsonValue::object();
-    entry.append_member("bytes", JsonValue::integer(static_cast<int64_t>(fs::file_size(folder / file))));
+    entry.append_member("bytes",
+                        JsonValue::integer(static_cast<int64_t>(fs::file_size(folder / file))));
     entry.append_member("sha256", JsonValue::string(sha256_file(folder / file)));
     files.append_member(file.string(), std::move(entry));
   }
@@ -113,7 +118,8 @@ std::vector<StoredTensor> optimizer_tensors(const Parameters& parameters) {
 void write_optimizer(const fs::path& file, const Parameters& parameters) {
   const std::vector<StoredTensor> tensors = optimizer_tensors(parameters);
   std::vector<TensorSpec> specs;
-  for (const StoredTensor& t : tensors) specs.push_back({t.name, t.tensor.dtype(), t.tensor.shape()});
+  for (const StoredTensor& t : tensors)
+    specs.push_back({t.name, t.tensor.dtype(), t.tensor.shape()});
   SafetensorsWriter writer(file, specs);
   for (const StoredTensor& t : tensors) writer.write(t.name, t.tensor);
   writer.finish();
@@ -124,14 +130,16 @@ void read_optimizer(const fs::path& path, Parameters& parameters) {
   const std::vector<StoredTensor> tensors = optimizer_tensors(parameters);
   for (const StoredTensor& t : tensors) {
     const Tensor stored = file.get(t.name);
-    M3_CHECK(stored.shape() == t.tensor.shape() && stored.dtype() == t.tensor.dtype(), "{}: {} is {} {}; this run has {} {}",
-             path.string(), t.name, dtype_name(stored.dtype()), stored.shape().str(), dtype_name(t.tensor.dtype()),
+    M3_CHECK(stored.shape() == t.tensor.shape() && stored.dtype() == t.tensor.dtype(),
+             "{}: {} is {} {}; this run has {} {}", path.string(), t.name,
+             dtype_name(stored.dtype()), stored.shape().str(), dtype_name(t.tensor.dtype()),
              t.tensor.shape().str());
     std::memcpy(t.tensor.data(), stored.data(), static_cast<size_t>(stored.bytes()));
   }
   M3_CHECK(file.entries().size() == tensors.size(),
-           "{}: {} tensors, this run has {}: it trains other groups of parameters than the run that wrote it", path.string(),
-           file.entries().size(), tensors.size());
+           "{}: {} tensors, this run has {}: it trains other groups of parameters than the run "
+           "that wrote it",
+           path.string(), file.entries().size(), tensors.size());
   parameters.round_copies();
 }
 
@@ -157,8 +165,11 @@ void check_identity(const TrainConfig& config, const fs::path& file) {
     for (const std::string& key : one->keys()) {
       const JsonValue *a = then.find(key), *b = now.find(key);
       if (a != nullptr && b != nullptr && *a == *b) continue;
-      M3_FAIL("{}: the run was started with another '{}': {}; now it is {}. Resume with the same configuration, or start a new run in another output folder",
-              file.string(), key, a ? a->dump().substr(0, 200) : "absent", b ? b->dump().substr(0, 200) : "absent");
+      M3_FAIL(
+          "{}: the run was started with another '{}': {}; now it is {}. Resume with the same "
+          "configuration, or start a new run in another output folder",
+          file.string(), key, a ? a->dump().substr(0, 200) : "absent",
+          b ? b->dump().substr(0, 200) : "absent");
     }
   }
 }
@@ -170,7 +181,8 @@ std::string TrainingState::to_json() const {
   const auto integer = [](int64_t value) { return JsonValue::integer(value); };
   root.append_member("step", integer(step));
   root.append_member("num_updates", list(num_updates, integer));
-  root.append_member("mean_norm", list(mean_norm, [](double value) { return JsonValue::number(value); }));
+  root.append_member("mean_norm",
+                     list(mean_norm, [](double value) { return JsonValue::number(value); }));
   root.append_member("num_skipped", integer(num_skipped));
   root.append_member("num_skipped_in_row", integer(num_skipped_in_row));
   root.append_member("num_tokens", integer(num_tokens));
@@ -198,7 +210,8 @@ TrainingState TrainingState::from_json(const std::string& text, const std::strin
   state.flops = reader.number("flops");
   state.seconds = reader.number("seconds");
   const JsonValue& streams = reader.member("streams");
-  for (const std::string& name : streams.keys()) state.streams[name] = data::StreamState::from_json(*streams.find(name), file);
+  for (const std::string& name : streams.keys())
+    state.streams[name] = data::StreamState::from_json(*streams.find(name), file);
   return state;
 }
 
@@ -206,16 +219,21 @@ void verify_checkpoint(const fs::path& folder) {
   const fs::path path = folder / kManifest;
   const JsonValue root = JsonValue::parse(read_file(path), path.string());
   const JsonValue* files = root.find("files");
-  M3_CHECK(files != nullptr && files->is_object() && files->size() > 0, "{}: no list of files", path.string());
+  M3_CHECK(files != nullptr && files->is_object() && files->size() > 0, "{}: no list of files",
+           path.string());
   for (const std::string& name : files->keys()) {
     const fs::path file = folder / name;
     M3_CHECK(fs::is_regular_file(file), "{}: the file is missing", file.string());
-    const JsonValue *bytes = files->find(name)->find("bytes"), *hash = files->find(name)->find("sha256");
-    M3_CHECK(bytes != nullptr && hash != nullptr, "{}: {} has no size or hash", path.string(), name);
-    M3_CHECK(std::to_string(fs::file_size(file)) == bytes->text(), "{}: {} bytes; the manifest says {}", file.string(),
-             fs::file_size(file), bytes->text());
+    const JsonValue *bytes = files->find(name)->find("bytes"),
+                    *hash = files->find(name)->find("sha256");
+    M3_CHECK(bytes != nullptr && hash != nullptr, "{}: {} has no size or hash", path.string(),
+             name);
+    M3_CHECK(std::to_string(fs::file_size(file)) == bytes->text(),
+             "{}: {} bytes; the manifest says {}", file.string(), fs::file_size(file),
+             bytes->text());
     const std::string found = sha256_file(file);
-    M3_CHECK(found == hash->text(), "{}: SHA-256 is {}; the manifest says {}", file.string(), found, hash->text());
+    M3_CHECK(found == hash->text(), "{}: SHA-256 is {}; the manifest says {}", file.string(), found,
+             hash->text());
   }
 }
 
@@ -228,13 +246,18 @@ RunLock::RunLock(const fs::path& output) {
   M3_CHECK(fd_ >= 0, "{}: cannot open: {}", file.string(), std::strerror(errno));
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
     ::close(fd_);
-    M3_FAIL("{} is in use by another run; wait for its end, or choose another output folder", output.string());
+    M3_FAIL("{} is in use by another run; wait for its end, or choose another output folder",
+            output.string());
   }
 }
 
-RunLock::~RunLock() { ::close(fd_); }
+RunLock::~RunLock() {
+  ::close(fd_);
+}
 
-fs::path CheckpointStore::folder(int64_t step) const { return output_ / fmt::format("{}{:08}", kPrefix, step); }
+fs::path CheckpointStore::folder(int64_t step) const {
+  return output_ / fmt::format("{}{:08}", kPrefix, step);
+}
 
 std::vector<int64_t> CheckpointStore::steps() const {
   std::vector<int64_t> steps;
@@ -251,8 +274,8 @@ std::vector<int64_t> CheckpointStore::steps() const {
   return steps;
 }
 
-void CheckpointStore::save(const TrainConfig& config, const Parameters& parameters, const TrainingState& state,
-                           const std::vector<fs::path>& companions) {
+void CheckpointStore::save(const TrainConfig& config, const Parameters& parameters,
+                           const TrainingState& state, const std::vector<fs::path>& companions) {
   const fs::path target = folder(state.step), work = saving() / target.filename();
   fs::remove_all(saving());
   fs::create_directories(saving());
@@ -270,7 +293,8 @@ void CheckpointStore::save(const TrainConfig& config, const Parameters& paramete
     write_manifest(work);
     sync_folder(training);
     sync_folder(work);
-    fs::remove_all(target);  // a broken one of an earlier run, which was reported when it was not loaded
+    fs::remove_all(
+        target);  // a broken one of an earlier run, which was reported when it was not loaded
     fs::rename(work, target);
     sync_folder(output_);
   } catch (const std::exception&) {
@@ -294,7 +318,8 @@ void CheckpointStore::prune() {
 
 TrainingState CheckpointStore::load_latest(const TrainConfig& config, Parameters& parameters) {
   const std::vector<int64_t> all = steps();
-  M3_CHECK(!all.empty(), "{}: no checkpoint to resume from; start without --resume", output_.string());
+  M3_CHECK(!all.empty(), "{}: no checkpoint to resume from; start without --resume",
+           output_.string());
   for (size_t i = all.size(); i-- > 0;) {
     const fs::path path = folder(all[i]), training = path / "training";
     try {
@@ -305,7 +330,8 @@ TrainingState CheckpointStore::load_latest(const TrainConfig& config, Parameters
       continue;
     }
     check_identity(config, training / "identity.json");
-    TrainingState state = TrainingState::from_json(read_file(training / "state.json"), (training / "state.json").string());
+    TrainingState state = TrainingState::from_json(read_file(training / "state.json"),
+                                                   (training / "state.json").string());
     read_optimizer(training / "optimizer.safetensors", parameters);
     return state;
   }

@@ -1,12 +1,13 @@
 // Checkpoints of a training run (training.md §15, docs/training.md). OUTPUT holds
 //
-//   step-00000500/            a model folder of the released form: m3 run and m3 eval take it as it is
+//   step-00000500/            a model folder of the released form: m3 run and m3 eval take it as it
+//   is
 //     config.json model.safetensors tokenizer.json ...
 //     training/
-//       optimizer.safetensors   master.NAME f32 of every parameter; m.NAME, v.NAME of those with optimizer state
-//       state.json              step, updates, position in the data, guard, totals, seed
-//       config.json             the run's configuration
-//       manifest.json           bytes and SHA-256 of every file of the checkpoint; written last
+//       optimizer.safetensors   master.NAME f32 of every parameter; m.NAME, v.NAME of those with
+//       optimizer state state.json              step, updates, position in the data, guard, totals,
+//       seed config.json             the run's configuration manifest.json           bytes and
+//       SHA-256 of every file of the checkpoint; written last
 //   .saving/                  what is being written or removed; a checkpoint appears by one rename
 //
 // Killed at any moment, or with the disk full, a run leaves complete checkpoints only.
@@ -19,7 +20,8 @@
 
 namespace m3::train {
 
-// Everything but the parameters that decides the rest of the run. Random numbers are functions of seed and step.
+// Everything but the parameters that decides the rest of the run. Random numbers are functions of
+// seed and step.
 struct TrainingState {
   int64_t step = 0;  // steps done
   std::array<int64_t, kNumGroups> num_updates = {};
@@ -47,19 +49,21 @@ class RunLock {
 
 class CheckpointStore {
  public:
-  CheckpointStore(std::filesystem::path output, const SaveConfig& config) : output_(std::move(output)), config_(config) {}
+  CheckpointStore(std::filesystem::path output, const SaveConfig& config)
+      : output_(std::move(output)), config_(config) {}
 
   // Steps of which there is a folder, ascending. Not necessarily sound ones.
   std::vector<int64_t> steps() const;
   std::filesystem::path folder(int64_t step) const;
 
-  // `companions`: copied beside the weights (the tokenizer's files). Removes what SaveConfig does not keep. Throws Error
-  // if it cannot be written; older checkpoints are then untouched.
+  // `companions`: copied beside the weights (the tokenizer's files). Removes what SaveConfig does
+  // not keep. Throws Error if it cannot be written; older checkpoints are then untouched.
   void save(const TrainConfig& config, const Parameters& parameters, const TrainingState& state,
             const std::vector<std::filesystem::path>& companions);
 
-  // The newest sound checkpoint, into `parameters`. A broken one is named, with the reason, in a warning, and the one
-  // before it is tried. Throws Error if there is none, or if the run's configuration differs in what decides weights.
+  // The newest sound checkpoint, into `parameters`. A broken one is named, with the reason, in a
+  // warning, and the one before it is tried. Throws Error if there is none, or if the run's
+  // configuration differs in what decides weights.
   TrainingState load_latest(const TrainConfig& config, Parameters& parameters);
 
  private:
@@ -70,7 +74,8 @@ class CheckpointStore {
   SaveConfig config_;
 };
 
-// Compares every file with training/manifest.json; throws Error naming the first that is missing, cut or changed.
+// Compares every file with training/manifest.json; throws Error naming the first that is missing,
+// cut or changed.
 void verify_checkpoint(const std::filesystem::path& folder);
 
 }  // namespace m3::train

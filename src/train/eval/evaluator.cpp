@@ -29,9 +29,9 @@ constexpr int64_t kPackTokens = 8192, kPackPatches = 16384;
 constexpr uint64_t kRandomIndexSeed = 17;
 
 struct DocumentScore {
-  bool exact = true;      // every answer token is the arg-max
-  double loss = 0;        // nats over the answer's tokens
-  double text_loss = 0;   // nats over all targets
+  bool exact = true;     // every answer token is the arg-max
+  double loss = 0;       // nats over the answer's tokens
+  double text_loss = 0;  // nats over all targets
 };
 
 // Weights with other index projections, in memory of their own.
@@ -41,8 +41,10 @@ ModelWeights with_random_index(const ModelConfig& config, ModelWeights weights, 
     AttentionWeights& attention = weights.text.layers[layer].attention;
     for (Weight* weight : {&attention.index_q, &attention.index_k}) {
       const Tensor drawn = arena.alloc("random index", DType::kF32, weight->values.shape());
-      const std::string name = fmt::format("{} {}", layer, weight == &attention.index_q ? "q" : "k");
-      fill_normal(kRandomIndexSeed, name, 0, {drawn.ptr<float>(), static_cast<size_t>(drawn.numel())});
+      const std::string name =
+          fmt::format("{} {}", layer, weight == &attention.index_q ? "q" : "k");
+      fill_normal(kRandomIndexSeed, name, 0,
+                  {drawn.ptr<float>(), static_cast<size_t>(drawn.numel())});
       *weight = Weight(drawn);
     }
   }
@@ -50,7 +52,9 @@ ModelWeights with_random_index(const ModelConfig& config, ModelWeights weights, 
 }
 
 int64_t index_bytes(const TextConfig& config) {
-  return int64_t{4} * config.num_sparse_layers() * config.hidden_size * config.index_dim * (config.num_kv_heads + 1) + (1 << 16);
+  return int64_t{4} * config.num_sparse_layers() * config.hidden_size * config.index_dim *
+             (config.num_kv_heads + 1) +
+         (1 << 16);
 }
 
 }  // namespace
@@ -72,7 +76,8 @@ class Evaluator::Runner {
     std::vector<train::BatchDocument> documents;
     for (data::Sample& sample : samples) documents.push_back({std::move(sample), 0});
     std::vector<DocumentScore> scores(documents.size());
-    for (std::vector<int32_t>& group : train::pack_documents(documents, kPackTokens, kPackPatches)) {
+    for (std::vector<int32_t>& group :
+         train::pack_documents(documents, kPackTokens, kPackPatches)) {
       const train::PackedDocuments pack(config_, documents, std::move(group));
       const MicroBatchResult result = model(attention, pack).forward_only(pack.micro_batch());
       for (size_t i = 0; i < pack.documents().size(); ++i) {
@@ -84,7 +89,8 @@ class Evaluator::Runner {
   }
 
  private:
-  static void add(const data::Sample& sample, int32_t first, const MicroBatchResult& result, DocumentScore& score) {
+  static void add(const data::Sample& sample, int32_t first, const MicroBatchResult& result,
+                  DocumentScore& score) {
     for (size_t i = 1; i < sample.ids.size(); ++i) {
       if (sample.weights[i] <= 0) continue;
       const size_t row = static_cast<size_t>(first) + i - 1;
@@ -96,15 +102,18 @@ class Evaluator::Runner {
   }
 
   TrainableModel& model(Attention attention, const train::PackedDocuments& pack) {
-    const bool fits = pack.num_tokens() <= sizes_.max_tokens && pack.num_patches() <= sizes_.max_patches;
+    const bool fits =
+        pack.num_tokens() <= sizes_.max_tokens && pack.num_patches() <= sizes_.max_patches;
     if (model_ && fits && attention == attention_) return *model_;
     model_.reset();
     sizes_.max_tokens = std::max({sizes_.max_tokens, pack.num_tokens(), kPackTokens});
-    if (config_.vision) sizes_.max_patches = std::max({sizes_.max_patches, pack.num_patches(), kPackPatches});
+    if (config_.vision)
+      sizes_.max_patches = std::max({sizes_.max_patches, pack.num_patches(), kPackPatches});
     attention_ = attention;
     TrainOptions options;
     options.stage = attention == Attention::kWindow  ? TrainStage::kWindow
-                    : attention == Attention::kDense ? TrainStage::kFull : TrainStage::kSparse;
+                    : attention == Attention::kDense ? TrainStage::kFull
+                                                     : TrainStage::kSparse;
     options.freeze = Freeze::kFrozenIndex;
     options.recompute = Recompute::kLayer;  // least memory
     const ModelWeights& weights = attention == Attention::kRandomIndex ? random_weights_ : weights_;
@@ -131,41 +140,52 @@ Evaluator::Evaluator(const Checkpoint& checkpoint, const EvalOptions& options)
 
 Evaluator::~Evaluator() = default;
 
-bool Evaluator::wants(const std::string& name) const { return name.find(options_.filter) != std::string::npos; }
+bool Evaluator::wants(const std::string& name) const {
+  return name.find(options_.filter) != std::string::npos;
+}
 
 void Evaluator::report(Measure measure) {
   if (on_measure_) on_measure_(measure);
   measures_.push_back(std::move(measure));
 }
 
-void Evaluator::exact(const std::string& name, double chance, const Sampler& sampler, Attention attention) {
+void Evaluator::exact(const std::string& name, double chance, const Sampler& sampler,
+                      Attention attention) {
   if (!wants(name)) return;
   std::vector<data::Sample> samples;
   for (int64_t i = 0; i < options_.count; ++i) samples.push_back(sampler(static_cast<uint64_t>(i)));
   int64_t exact = 0;
-  for (const DocumentScore& score : runner_->score(std::move(samples), attention)) exact += score.exact;
-  report({name, attention_name(attention), 100.0 * static_cast<double>(exact) / static_cast<double>(options_.count), "%", chance, options_.count});
+  for (const DocumentScore& score : runner_->score(std::move(samples), attention))
+    exact += score.exact;
+  report({name, attention_name(attention),
+          100.0 * static_cast<double>(exact) / static_cast<double>(options_.count), "%", chance,
+          options_.count});
 }
 
 void Evaluator::measure_pictures() {
-  const auto pictures = [this](Draw draw, Ask ask, TurnWriter::Prompt prompt = TurnWriter::Prompt::kShort) {
+  const auto pictures = [this](Draw draw, Ask ask,
+                               TurnWriter::Prompt prompt = TurnWriter::Prompt::kShort) {
     return [this, draw, ask, prompt](uint64_t index) {
-      return builder_.build(picture_document(options_.seed, index, {.draw = draw, .ask = ask, .prompt = prompt}));
+      return builder_.build(
+          picture_document(options_.seed, index, {.draw = draw, .ask = ask, .prompt = prompt}));
     };
   };
   exact("picture: describe", 0, pictures(Draw::kHeldOut, Ask::kDescribe));
-  exact("picture: describe, unseen pair of colour and shape", 0, pictures(Draw::kStrong, Ask::kDescribe));
+  exact("picture: describe, unseen pair of colour and shape", 0,
+        pictures(Draw::kStrong, Ask::kDescribe));
   exact("picture: count", 35, pictures(Draw::kHeldOut, Ask::kCount));
   exact("picture: colour", 50, pictures(Draw::kHeldOut, Ask::kColour));
   exact("picture: number", 0, pictures(Draw::kHeldOut, Ask::kNumber));
   exact("picture: position", 50, pictures(Draw::kHeldOut, Ask::kPosition));
-  exact("picture: describe, full prompt", 0, pictures(Draw::kHeldOut, Ask::kDescribe, TurnWriter::Prompt::kFull));
+  exact("picture: describe, full prompt", 0,
+        pictures(Draw::kHeldOut, Ask::kDescribe, TurnWriter::Prompt::kFull));
 }
 
 void Evaluator::measure_clips() {
   const auto clips = [this](ClipKind kind) {
     return [this, kind](uint64_t index) {
-      return builder_.build(clip_document(options_.seed, index, {.kind = kind, .draw = Draw::kHeldOut, .describe_only = true}));
+      return builder_.build(clip_document(
+          options_.seed, index, {.kind = kind, .draw = Draw::kHeldOut, .describe_only = true}));
     };
   };
   exact("clip: order of appearance", 50, clips(ClipKind::kOrder));
@@ -181,7 +201,8 @@ void Evaluator::measure_facts() {
   };
   std::vector<Attention> attentions = {Attention::kMsa};
   if (options_.compare_attention && runner_->config().text.num_sparse_layers() > 0) {
-    attentions.insert(attentions.end(), {Attention::kRandomIndex, Attention::kWindow, Attention::kDense});
+    attentions.insert(attentions.end(),
+                      {Attention::kRandomIndex, Attention::kWindow, Attention::kDense});
   }
   for (const Attention attention : attentions) {
     for (const int64_t tokens : options_.fact_tokens) {
@@ -194,7 +215,8 @@ void Evaluator::measure_facts() {
         facts.depth = (static_cast<double>(index) + .5) / static_cast<double>(options_.count);
         return builder_.build(fact_document(options_.seed, index, facts, *pool_));
       };
-      exact(fmt::format("facts: one of {} in {} tokens", num_facts, tokens), 100.0 / num_facts, sampler, attention);
+      exact(fmt::format("facts: one of {} in {} tokens", num_facts, tokens), 100.0 / num_facts,
+            sampler, attention);
     }
   }
 }
@@ -208,7 +230,8 @@ void Evaluator::measure_text() {
   }
   if (text.empty()) return;
   text.resize(std::min(text.size(), static_cast<size_t>(options_.max_text_bytes)));
-  while (!text.empty() && (static_cast<uint8_t>(text.back()) & 0x80) != 0) text.pop_back();  // no cut character
+  while (!text.empty() && (static_cast<uint8_t>(text.back()) & 0x80) != 0)
+    text.pop_back();  // no cut character
   const std::vector<int32_t> ids = tokenizer_.encode(text, {.added_tokens = false});
   const int32_t start = tokenizer_.require_added_id(chat_token::kConversationStart);
   for (const int64_t context : {int64_t{256}, int64_t{1024}}) {
@@ -219,32 +242,41 @@ void Evaluator::measure_text() {
       data::Sample row;
       row.ids = {start};
       const size_t end = std::min(ids.size(), begin + static_cast<size_t>(context - 1));
-      row.ids.insert(row.ids.end(), ids.begin() + static_cast<int64_t>(begin), ids.begin() + static_cast<int64_t>(end));
+      row.ids.insert(row.ids.end(), ids.begin() + static_cast<int64_t>(begin),
+                     ids.begin() + static_cast<int64_t>(end));
       row.weights.assign(row.ids.size(), 1);
       row.weights[0] = 0;
       rows.push_back(std::move(row));
     }
     double nats = 0;
-    for (const DocumentScore& score : runner_->score(std::move(rows), Attention::kMsa)) nats += score.text_loss;
-    const double uniform = std::log2(static_cast<double>(tokenizer_.size())) * static_cast<double>(ids.size()) / static_cast<double>(text.size());
-    report({name, "msa", nats / std::numbers::ln2 / static_cast<double>(text.size()), "bits/byte", uniform, static_cast<int64_t>(text.size())});
+    for (const DocumentScore& score : runner_->score(std::move(rows), Attention::kMsa))
+      nats += score.text_loss;
+    const double uniform = std::log2(static_cast<double>(tokenizer_.size())) *
+                           static_cast<double>(ids.size()) / static_cast<double>(text.size());
+    report({name, "msa", nats / std::numbers::ln2 / static_cast<double>(text.size()), "bits/byte",
+            uniform, static_cast<int64_t>(text.size())});
   }
 }
 
-// Bits that a description costs more with another document's picture, of the same size, than with its own.
+// Bits that a description costs more with another document's picture, of the same size, than with
+// its own.
 void Evaluator::measure_image_gap() {
   const std::string name = "picture: gap of a foreign picture";
   if (!wants(name) || options_.count < 2) return;
   std::vector<data::Sample> own, foreign;
   for (int64_t i = 0; i < options_.count; ++i) {
-    own.push_back(builder_.build(picture_document(options_.seed, static_cast<uint64_t>(i), {.draw = Draw::kHeldOut, .ask = Ask::kDescribe})));
+    own.push_back(builder_.build(picture_document(
+        options_.seed, static_cast<uint64_t>(i), {.draw = Draw::kHeldOut, .ask = Ask::kDescribe})));
   }
   foreign = own;
   for (size_t i = 0; i < own.size(); ++i) foreign[i].media = own[(i + 1) % own.size()].media;
   double bits = 0;
-  for (const DocumentScore& score : runner_->score(std::move(foreign), Attention::kMsa)) bits += score.loss;
-  for (const DocumentScore& score : runner_->score(std::move(own), Attention::kMsa)) bits -= score.loss;
-  report({name, "msa", bits / std::numbers::ln2 / static_cast<double>(options_.count), "bits", 0, options_.count});
+  for (const DocumentScore& score : runner_->score(std::move(foreign), Attention::kMsa))
+    bits += score.loss;
+  for (const DocumentScore& score : runner_->score(std::move(own), Attention::kMsa))
+    bits -= score.loss;
+  report({name, "msa", bits / std::numbers::ln2 / static_cast<double>(options_.count), "bits", 0,
+          options_.count});
 }
 
 std::vector<Measure> Evaluator::run(const std::function<void(const Measure&)>& on_measure) {
@@ -264,11 +296,16 @@ std::vector<Measure> Evaluator::run(const std::function<void(const Measure&)>& o
 }
 
 std::string measures_table(const std::vector<Measure>& measures) {
-  std::string out = fmt::format("{:<52}{:<14}{:>10}{:>10}{:>9}\n", "measure", "attention", "value", "chance", "of");
+  std::string out = fmt::format("{:<52}{:<14}{:>10}{:>10}{:>9}\n", "measure", "attention", "value",
+                                "chance", "of");
   for (const Measure& m : measures) {
-    const std::string chance = m.chance < 0 ? "-" : m.unit == "%" && m.chance == 0 ? "< 1" : fmt::format("{:.4g}", m.chance);
-    out += fmt::format("{:<52}{:<14}{:>10}{:>10}{:>9} {}\n", m.name, m.attention, m.unit == "%" ? fmt::format("{:.1f}", m.value) : fmt::format("{:.3f}", m.value),
-                       chance, m.count, m.unit);
+    const std::string chance = m.chance < 0                     ? "-"
+                               : m.unit == "%" && m.chance == 0 ? "< 1"
+                                                                : fmt::format("{:.4g}", m.chance);
+    out +=
+        fmt::format("{:<52}{:<14}{:>10}{:>10}{:>9} {}\n", m.name, m.attention,
+                    m.unit == "%" ? fmt::format("{:.1f}", m.value) : fmt::format("{:.3f}", m.value),
+                    chance, m.count, m.unit);
   }
   return out;
 }

@@ -1,7 +1,9 @@
-// Measures a model on documents that training never drew (nano.md §1): exact answers about generated pictures, clips,
-// hidden facts and chat; bits per byte of text; what the picture is worth (training.md §12.8).
+// Measures a model on documents that training never drew (nano.md §1): exact answers about
+// generated pictures, clips, hidden facts and chat; bits per byte of text; what the picture is
+// worth (training.md §12.8).
 //
-// Exact: every token of the answer is the arg-max after the true prefix, which is the same as exact greedy decoding.
+// Exact: every token of the answer is the arg-max after the true prefix, which is the same as exact
+// greedy decoding.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -14,27 +16,29 @@
 
 namespace m3::eval {
 
-// How the sparse layers attend, with the same weights. kRandomIndex: selection by index projections drawn at random.
+// How the sparse layers attend, with the same weights. kRandomIndex: selection by index projections
+// drawn at random.
 enum class Attention : uint8_t { kMsa, kRandomIndex, kWindow, kDense };
 const char* attention_name(Attention attention);  // "msa", "random index", "window", "dense"
 
 struct Measure {
   std::string name, attention = "msa";
   double value = 0;
-  std::string unit;     // "%" of documents, "bits/byte", "bits"
-  double chance = -1;   // in the same unit; below 0: none is known
-  int64_t count = 0;    // documents, or bytes
+  std::string unit;    // "%" of documents, "bits/byte", "bits"
+  double chance = -1;  // in the same unit; below 0: none is known
+  int64_t count = 0;   // documents, or bytes
 };
 
 struct EvalOptions {
-  int64_t count = 128;             // documents a test
-  uint64_t seed = 1000003;         // of the documents; their items are held out whatever it is
-  std::filesystem::path corpus;    // data folder: facts and text from its held-out pages; empty: none of these
+  int64_t count = 128;      // documents a test
+  uint64_t seed = 1000003;  // of the documents; their items are held out whatever it is
+  std::filesystem::path
+      corpus;  // data folder: facts and text from its held-out pages; empty: none of these
   std::vector<std::filesystem::path> texts;  // files for bits per byte
   int64_t max_text_bytes = 200000;
   std::vector<int64_t> fact_tokens = {256, 512, 1024, 2048, 4096};
-  std::string filter;              // only measures whose name contains it
-  bool compare_attention = true;   // facts also with random index, window and dense attention
+  std::string filter;             // only measures whose name contains it
+  bool compare_attention = true;  // facts also with random index, window and dense attention
 };
 
 class Evaluator {
@@ -43,7 +47,8 @@ class Evaluator {
   Evaluator(const Checkpoint& checkpoint, const EvalOptions& options);
   ~Evaluator();
 
-  // All measures that the model and the options allow, in a fixed order; `on_measure` sees each as it comes.
+  // All measures that the model and the options allow, in a fixed order; `on_measure` sees each as
+  // it comes.
   std::vector<Measure> run(const std::function<void(const Measure&)>& on_measure = {});
 
  private:
@@ -52,7 +57,8 @@ class Evaluator {
 
   bool wants(const std::string& name) const;
   void report(Measure measure);
-  void exact(const std::string& name, double chance, const Sampler& sampler, Attention attention = Attention::kMsa);
+  void exact(const std::string& name, double chance, const Sampler& sampler,
+             Attention attention = Attention::kMsa);
   void measure_pictures();
   void measure_clips();
   void measure_facts();

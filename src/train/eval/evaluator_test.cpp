@@ -12,11 +12,13 @@
 namespace m3::eval {
 namespace {
 
-// An untrained model with a head of zeros: every token is equally likely, and the arg-max is always id 0.
+// An untrained model with a head of zeros: every token is equally likely, and the arg-max is always
+// id 0.
 TEST(Evaluator, AUniformModelHasTheBitsOfChance) {
   const train::TestFolder folder("eval");
   const train::TrainConfig config =
-      train::parse_train_config(train::tiny_config_json(folder.str()), "run.json", {"steps=2", "optimizer.lr=0", "init.head_std=0"});
+      train::parse_train_config(train::tiny_config_json(folder.str()), "run.json",
+                                {"steps=2", "optimizer.lr=0", "init.head_std=0"});
   train::Trainer trainer(config, {});
   trainer.run();
   const Checkpoint checkpoint = Checkpoint::open(trainer.checkpoint_folder());
@@ -52,8 +54,9 @@ TEST(Evaluator, AUniformModelHasTheBitsOfChance) {
 // Matrices of zeros give queries of zeros, so every visible key gets the same probability.
 TEST(AttentionMap, AUniformModelHasTheRatioOne) {
   const train::TestFolder folder("map");
-  const train::TrainConfig config = train::parse_train_config(
-      train::tiny_config_json(folder.str()), "run.json", {"steps=2", "optimizer.lr=0", "init.scheme=normal", "init.std=0"});
+  const train::TrainConfig config =
+      train::parse_train_config(train::tiny_config_json(folder.str()), "run.json",
+                                {"steps=2", "optimizer.lr=0", "init.scheme=normal", "init.std=0"});
   train::Trainer trainer(config, {});
   trainer.run();
   const AttentionMap map = map_attention(Checkpoint::open(trainer.checkpoint_folder()), 3, 5);
@@ -62,9 +65,11 @@ TEST(AttentionMap, AUniformModelHasTheRatioOne) {
   EXPECT_NEAR(map.vision_ratio_LH[1], 1, 1e-6);
   EXPECT_EQ(map.rows * map.columns, 16);
   ASSERT_EQ(map.cells_LRC.size(), 32u);
-  for (int cell = 1; cell < 16; ++cell) EXPECT_NEAR(map.cells_LRC[cell], map.cells_LRC[0], 1e-9);  // of the full layer
+  for (int cell = 1; cell < 16; ++cell)
+    EXPECT_NEAR(map.cells_LRC[cell], map.cells_LRC[0], 1e-9);  // of the full layer
   EXPECT_FALSE(map.answer.empty());
-  EXPECT_NE(attention_page(map).find("data:image/png;base64,iVBORw0KGgo"), std::string::npos);  // the PNG signature
+  EXPECT_NE(attention_page(map).find("data:image/png;base64,iVBORw0KGgo"),
+            std::string::npos);  // the PNG signature
 }
 
 }  // namespace

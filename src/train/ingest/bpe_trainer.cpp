@@ -16,7 +16,8 @@ constexpr int kNumBytes = 256;
 std::string with_single_digits(std::string_view layout) {
   const std::string runs = "\\\\p{N}{1,3}", one = "\\\\p{N}";  // as JSON spells them
   std::string text(layout);
-  for (size_t at = text.find(runs); at != std::string::npos; at = text.find(runs, at)) text.replace(at, runs.size(), one);
+  for (size_t at = text.find(runs); at != std::string::npos; at = text.find(runs, at))
+    text.replace(at, runs.size(), one);
   return text;
 }
 
@@ -24,7 +25,8 @@ using Pair = std::pair<int32_t, int32_t>;
 
 struct PairHash {
   size_t operator()(const Pair& pair) const {
-    return std::hash<uint64_t>()(uint64_t{static_cast<uint32_t>(pair.first)} << 32 | static_cast<uint32_t>(pair.second));
+    return std::hash<uint64_t>()(uint64_t{static_cast<uint32_t>(pair.first)} << 32 |
+                                 static_cast<uint32_t>(pair.second));
   }
 };
 
@@ -59,7 +61,8 @@ class PairCounts {
       std::vector<int32_t>& ids = words_[i].ids;
       size_t out = 0;
       for (size_t in = 0; in < ids.size(); ++in, ++out) {
-        const bool found = in + 1 < ids.size() && ids[in] == pair.first && ids[in + 1] == pair.second;
+        const bool found =
+            in + 1 < ids.size() && ids[in] == pair.first && ids[in + 1] == pair.second;
         ids[out] = found ? result : ids[in];
         in += found;
       }
@@ -90,12 +93,15 @@ class PairCounts {
 }  // namespace
 
 BpeTrainer::BpeTrainer(std::string_view layout)
-    : layout_(JsonValue::parse(layout, "tokenizer.json")), cutter_(Tokenizer::from_json(with_single_digits(layout))) {
+    : layout_(JsonValue::parse(layout, "tokenizer.json")),
+      cutter_(Tokenizer::from_json(with_single_digits(layout))) {
   const JsonValue* model = layout_.find("model");
   const JsonValue* vocab = model ? model->find("vocab") : nullptr;
-  M3_CHECK(vocab != nullptr && vocab->size() >= kNumBytes, "the layout has no vocabulary of at least {} entries", kNumBytes);
+  M3_CHECK(vocab != nullptr && vocab->size() >= kNumBytes,
+           "the layout has no vocabulary of at least {} entries", kNumBytes);
   for (int32_t id = 0; id < kNumBytes; ++id) {
-    M3_CHECK(cutter_.bytes(id).size() == 1 && !cutter_.is_added(id), "the layout's id {} is not a single byte", id);
+    M3_CHECK(cutter_.bytes(id).size() == 1 && !cutter_.is_added(id),
+             "the layout's id {} is not a single byte", id);
   }
 }
 
@@ -113,7 +119,8 @@ std::string BpeTrainer::train() const {
     const int32_t id = static_cast<int32_t>(vocab.find(name)->as_double());
     if (id < kNumBytes) names[id] = name;
   }
-  for (int32_t id = 0; id < kNumBytes; ++id) id_of_byte[static_cast<uint8_t>(cutter_.bytes(id)[0])] = id;
+  for (int32_t id = 0; id < kNumBytes; ++id)
+    id_of_byte[static_cast<uint8_t>(cutter_.bytes(id)[0])] = id;
 
   std::vector<Word> words;
   std::vector<std::pair<std::string, int64_t>> sorted(pieces_.begin(), pieces_.end());
@@ -127,13 +134,16 @@ std::string BpeTrainer::train() const {
   JsonValue merges = JsonValue::array();
   while (names.size() < vocab.size()) {
     const Pair pair = counts.most_frequent();
-    M3_CHECK(pair.first >= 0, "the texts hold only {} different entries; the layout has {}", names.size(), vocab.size());
+    M3_CHECK(pair.first >= 0, "the texts hold only {} different entries; the layout has {}",
+             names.size(), vocab.size());
     counts.merge(pair, static_cast<int32_t>(names.size()));
-    merges.push_back(JsonValue::array({JsonValue::string(names[pair.first]), JsonValue::string(names[pair.second])}));
+    merges.push_back(JsonValue::array(
+        {JsonValue::string(names[pair.first]), JsonValue::string(names[pair.second])}));
     names.push_back(names[pair.first] + names[pair.second]);
   }
   JsonValue entries = JsonValue::object();
-  for (size_t id = 0; id < names.size(); ++id) entries.append_member(names[id], JsonValue::integer(static_cast<int64_t>(id)));
+  for (size_t id = 0; id < names.size(); ++id)
+    entries.append_member(names[id], JsonValue::integer(static_cast<int64_t>(id)));
   JsonValue file = layout_;
   JsonValue model = *file.find("model");
   model.set("vocab", std::move(entries));

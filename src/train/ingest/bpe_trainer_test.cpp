@@ -10,10 +10,12 @@ namespace {
 
 // The golden layout with `merges` entries beyond the bytes; their names do not matter.
 std::string layout_with(int merges) {
-  JsonValue file = JsonValue::parse(read_file(M3_SOURCE_DIR "/tests/golden/tokenizer/tiny/tokenizer.json"), "layout");
+  JsonValue file = JsonValue::parse(
+      read_file(M3_SOURCE_DIR "/tests/golden/tokenizer/tiny/tokenizer.json"), "layout");
   JsonValue model = *file.find("model"), vocab = JsonValue::object();
   const JsonValue& old = *model.find("vocab");
-  for (int i = 0; i < 256 + merges; ++i) vocab.append_member(old.keys()[i], JsonValue::integer(int64_t{i}));
+  for (int i = 0; i < 256 + merges; ++i)
+    vocab.append_member(old.keys()[i], JsonValue::integer(int64_t{i}));
   JsonValue kept = JsonValue::array();
   for (int i = 0; i < merges; ++i) kept.push_back(model.find("merges")->items()[i]);
   model.set("vocab", std::move(vocab));
@@ -23,7 +25,8 @@ std::string layout_with(int merges) {
 }
 
 TEST(BpeTrainer, MergesOfAKnownExample) {
-  // The example of Sennrich et al. 2016, by hand: e+s 9 (as s+t, but smaller ids), es+t 9, l+o 7 (as o+w).
+  // The example of Sennrich et al. 2016, by hand: e+s 9 (as s+t, but smaller ids), es+t 9, l+o 7
+  // (as o+w).
   BpeTrainer trainer(layout_with(3));
   trainer.add("low", 5);
   trainer.add("lower", 2);

@@ -23,7 +23,9 @@ TEST(Plot, ALogBecomesCurvesAndTheCutLastLineIsPassedOver) {
   fs::create_directories(folder);
   std::string log;
   for (int step = 0; step < 4; ++step) {
-    log += fmt::format(R"({{"step":{},"loss":{{"ce":{}}},"by_source":{{"cards":{{"answer":{},"answers":3}}}},"data":{{"tokens":10}}}})", step, 4 - step, 8 - step);
+    log += fmt::format(
+        R"({{"step":{},"loss":{{"ce":{}}},"by_source":{{"cards":{{"answer":{},"answers":3}}}},"data":{{"tokens":10}}}})",
+        step, 4 - step, 8 - step);
     log += "\n";
   }
   write_file_atomic(folder / "train.jsonl", log + R"({"step":4,"lo)");
@@ -32,7 +34,8 @@ TEST(Plot, ALogBecomesCurvesAndTheCutLastLineIsPassedOver) {
   EXPECT_EQ(by_step[1].title, "loss: cards");
   ASSERT_EQ(by_step[1].curves[0].points.size(), 4u);
   EXPECT_EQ(by_step[1].curves[0].points[3].y, 5);
-  const std::vector<Chart> by_tokens = read_charts({folder}, Axis::kTokens, 2);  // means of two steps
+  const std::vector<Chart> by_tokens =
+      read_charts({folder}, Axis::kTokens, 2);  // means of two steps
   ASSERT_EQ(by_tokens[0].curves[0].points.size(), 2u);
   EXPECT_EQ(by_tokens[0].curves[0].points[0].x, 15);
   EXPECT_EQ(by_tokens[0].curves[0].points[0].y, 3.5);

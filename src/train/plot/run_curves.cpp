@@ -19,7 +19,9 @@ const char* axis_name(Axis axis) {
 
 namespace {
 
-double number(const JsonValue* value) { return value != nullptr && value->is_number() ? value->as_double() : NAN; }
+double number(const JsonValue* value) {
+  return value != nullptr && value->is_number() ? value->as_double() : NAN;
+}
 
 const JsonValue* at(const JsonValue& record, std::initializer_list<const char*> path) {
   const JsonValue* value = &record;
@@ -49,27 +51,34 @@ Values values_of(const JsonValue& record) {
       add(what + name, answer != nullptr ? answer : entry->find("plain"));
     }
   }
-  if (const JsonValue* layers = record.find("kl_by_layer"); layers != nullptr && layers->is_array()) {
+  if (const JsonValue* layers = record.find("kl_by_layer");
+      layers != nullptr && layers->is_array()) {
     for (size_t i = 0; i < layers->size(); ++i) {
-      if (layers->items()[i].is_number() && layers->items()[i].as_double() > 0) add("KL: layer " + std::to_string(i), &layers->items()[i]);
+      if (layers->items()[i].is_number() && layers->items()[i].as_double() > 0)
+        add("KL: layer " + std::to_string(i), &layers->items()[i]);
     }
   }
   for (const char* group : {"text", "vision", "indexer"}) {
     add(std::string("gradient norm: ") + group, at(record, {"groups", group, "norm"}));
     add(std::string("learning rate: ") + group, at(record, {"groups", group, "lr"}));
   }
-  if (const JsonValue* experts = record.find("experts"); experts != nullptr && experts->is_array()) {
+  if (const JsonValue* experts = record.find("experts");
+      experts != nullptr && experts->is_array()) {
     for (const JsonValue& entry : experts->items()) {
-      const std::string layer = "layer " + std::string(entry.find("layer") ? entry.find("layer")->text() : "?");
+      const std::string layer =
+          "layer " + std::string(entry.find("layer") ? entry.find("layer")->text() : "?");
       add("expert load, largest / mean: text, " + layer, at(entry, {"text", "max_over_mean"}));
       add("expert load, largest / mean: media, " + layer, at(entry, {"media", "max_over_mean"}));
     }
   }
-  if (const JsonValue* selection = record.find("selection"); selection != nullptr && selection->is_array()) {
+  if (const JsonValue* selection = record.find("selection");
+      selection != nullptr && selection->is_array()) {
     for (const JsonValue& entry : selection->items()) {
-      const std::string layer = "layer " + std::string(entry.find("layer") ? entry.find("layer")->text() : "?");
+      const std::string layer =
+          "layer " + std::string(entry.find("layer") ? entry.find("layer")->text() : "?");
       const double captured = number(entry.find("captured")), oracle = number(entry.find("oracle"));
-      if (oracle > 0 && std::isfinite(captured)) out.emplace_back("captured / oracle mass: " + layer, captured / oracle);
+      if (oracle > 0 && std::isfinite(captured))
+        out.emplace_back("captured / oracle mass: " + layer, captured / oracle);
       add("block recall: " + layer, entry.find("block_recall"));
     }
   }
@@ -109,7 +118,8 @@ std::vector<Chart> read_charts(const std::vector<fs::path>& runs, Axis axis, int
   std::vector<Chart> charts;
   for (const fs::path& run : runs) {
     const fs::path file = fs::is_directory(run) ? run / "train.jsonl" : run;
-    M3_CHECK(fs::exists(file), "{}: no such log; a run is the output folder of m3 train", file.string());
+    M3_CHECK(fs::exists(file), "{}: no such log; a run is the output folder of m3 train",
+             file.string());
     std::map<std::string, std::vector<Point>> curves;
     std::vector<std::string> order;
     const std::string text = read_file(file);
@@ -121,7 +131,9 @@ std::vector<Chart> read_charts(const std::vector<fs::path>& runs, Axis axis, int
       if (!record || !record->is_object()) continue;
       tokens += std::max(0.0, number(at(*record, {"data", "tokens"})));
       flops += std::max(0.0, number(at(*record, {"speed", "flops"})));
-      const double x = axis == Axis::kTokens ? tokens : axis == Axis::kFlops ? flops : number(record->find("step"));
+      const double x = axis == Axis::kTokens  ? tokens
+                       : axis == Axis::kFlops ? flops
+                                              : number(record->find("step"));
       for (const auto& [title, y] : values_of(*record)) {
         if (!curves.count(title)) order.push_back(title);
         curves[title].push_back({x, y});
@@ -129,8 +141,10 @@ std::vector<Chart> read_charts(const std::vector<fs::path>& runs, Axis axis, int
     }
     M3_CHECK(!curves.empty(), "{}: no record of a step in it", file.string());
     for (const std::string& title : order) {
-      auto chart = std::find_if(charts.begin(), charts.end(), [&](const Chart& c) { return c.title == title; });
-      if (chart == charts.end()) chart = charts.insert(charts.end(), {title, is_log_scale(title), {}});
+      auto chart = std::find_if(charts.begin(), charts.end(),
+                                [&](const Chart& c) { return c.title == title; });
+      if (chart == charts.end())
+        chart = charts.insert(charts.end(), {title, is_log_scale(title), {}});
       chart->curves.push_back({run_name(run), thin(curves[title], max_points)});
     }
   }

@@ -27,8 +27,10 @@ struct Chart {
 enum class Axis { kStep, kTokens, kFlops };
 const char* axis_name(Axis axis);  // "step", "tokens", "FLOP"
 
-// `runs`: output folders of m3 train, or log files. Points are means over buckets of steps, at most `max_points` a curve.
-// Records that are not sound JSON (the last line of a killed run) are passed over.
-std::vector<Chart> read_charts(const std::vector<std::filesystem::path>& runs, Axis axis, int max_points);
+// `runs`: output folders of m3 train, or log files. Points are means over buckets of steps, at most
+// `max_points` a curve. Records that are not sound JSON (the last line of a killed run) are passed
+// over.
+std::vector<Chart> read_charts(const std::vector<std::filesystem::path>& runs, Axis axis,
+                               int max_points);
 
 }  // namespace m3::plot
