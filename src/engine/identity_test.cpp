@@ -51,7 +51,7 @@ std::vector<GenerationRequest> requests_with_shared_prefixes() {
   std::vector<GenerationRequest> requests;
   for (const int64_t k : {1, 3}) {
     for (const int64_t rest : {0, 1, 64, 127}) {
-      GenerationRequest request = greedy({shared.begin(), shared.begin() + 128 * k + rest}, 12);
+      GenerationRequest request = greedy({shared.begin(), shared.begin() + 128 * k + rest}, 8);
       for (const int32_t id : random_ids(static_cast<uint64_t>(100 * k + rest), 3)) request.prompt.push_back(id);
       requests.push_back(std::move(request));
     }
@@ -93,9 +93,9 @@ TEST_P(Identity, prefix_cache_batch_and_chunk_do_not_show) {
 
 TEST_P(Identity, eviction_and_preemption_do_not_show) {
   std::vector<GenerationRequest> requests = requests_with_shared_prefixes();
-  for (size_t i = 0; i < requests.size(); ++i) requests[i].max_tokens = i < 4 ? 300 : 12;
+  for (size_t i = 0; i < requests.size(); ++i) requests[i].max_tokens = i < 4 ? 150 : 6;
   const auto want = alone(requests);
-  TextEngine text({.dtype = GetParam(), .num_pages = 10, .max_requests = 8, .engine = {.max_step_tokens = 200}});
+  TextEngine text({.dtype = GetParam(), .num_pages = 7, .max_requests = 8, .engine = {.max_step_tokens = 200}});
   EXPECT_EQ(text.answers(requests), want);
   EXPECT_GT(text.engine.metrics().preemptions, 0);
   EXPECT_GT(text.engine.metrics().pages_evicted, 0);
@@ -105,13 +105,13 @@ TEST_P(Identity, speculation_does_not_show) {
   std::vector<GenerationRequest> requests;
   for (uint64_t i = 0; i < 4; ++i) {
     // Two distinct tokens in turn: what followed the last time is likely to follow again.
-    GenerationRequest request = greedy({}, 120);
+    GenerationRequest request = greedy({}, 80);
     for (int64_t t = 0; t < 300; ++t) request.prompt.push_back(static_cast<int32_t>(200 + i + t % 3));
     if (i >= 2) request.sampling = {.temperature = 0.7f, .top_k = 2, .seed = i};
     requests.push_back(std::move(request));
   }
   const auto want = alone(requests);
-  TextEngine text({.dtype = GetParam(), .max_requests = 4, .engine = {.max_draft_tokens = 20}});
+  TextEngine text({.dtype = GetParam(), .max_requests = 4, .engine = {.max_draft_tokens = 17}});
   EXPECT_EQ(text.answers(requests), want);
   EXPECT_GT(text.engine.metrics().accepted_tokens, 10);
   EXPECT_LT(text.engine.metrics().accepted_tokens, text.engine.metrics().drafted_tokens) << "rejections were tried too";
