@@ -1,6 +1,7 @@
 // Who runs when, and that nothing of it shows in the answers: on a model whose logits depend on every page.
 #include <algorithm>
 #include <map>
+#include <thread>
 
 #include "engine/fake_engine_test.h"
 #include "engine/prompt_lookup.h"
@@ -194,12 +195,13 @@ TEST(Scheduling, a_full_queue_and_deadlines_answer_quickly) {
   fake.run();
   EXPECT_EQ(waiting.tokens.size(), 5u);
 
-  options.engine.max_queue_seconds = 1e-6;
+  options.engine.max_queue_seconds = 0.3;
   FakeEngine impatient(options);
   Result first, second;
   impatient.engine.submit(greedy(random_ids(1, 10), 50), first.callback());
   impatient.engine.step();
   impatient.engine.submit(greedy(random_ids(1, 10), 50), second.callback());
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
   impatient.run();
   EXPECT_EQ(first.tokens.size(), 50u) << "admitted at once";
   EXPECT_EQ(second.last.reason, FinishReason::kDeadline);
