@@ -450,7 +450,7 @@ bool ApiServer::shut_down(double seconds) {
       lock.unlock();
       for (const auto& job : left) job->cancel(ApiError(503, "the server is stopping"));
       lock.lock();
-      impl.changed.wait_for(lock, std::chrono::seconds(10), none_left);
+      impl.changed.wait(lock, none_left);  // the engine ends them at its next step
     }
     impl.closed = true;
   }

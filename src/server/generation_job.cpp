@@ -16,6 +16,7 @@ void GenerationJob::submit(std::vector<Part> parts) {
   answer_.choices.resize(parts.size());
   for (const Part& part : parts) readers_.emplace_back(request_, services_.tokenizer, part.prompt_tail);
   const auto self = shared_from_this();
+  num_unfinished_ = parts.size();
   std::vector<RequestId> ids;
   try {
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -86,7 +87,8 @@ void GenerationJob::drain() {
     }
     try {
       for (const Pending& pending : batch) {
-        if (over_) break;
+        if (pending.choice >= 0 && pending.event.kind == GenerationEvent::Kind::kFinish) --num_unfinished_;
+        if (over_) continue;
         if (pending.choice >= 0) {
           handle(pending.choice, pending.event);
         } else if (unsent_.empty()) {
@@ -97,10 +99,13 @@ void GenerationJob::drain() {
       log_error("{}: {}", answer_.request_id, error.what());
       fail(ApiError(500, "internal error"));
     }
-    if (unsent_.empty()) continue;
-    responder_->write(unsent_);
-    unsent_.clear();
-    last_write_ = Clock::now().time_since_epoch().count();
+    if (!unsent_.empty()) {
+      responder_->write(unsent_);
+      unsent_.clear();
+      last_write_ = Clock::now().time_since_epoch().count();
+    }
+    if (!over_ || num_unfinished_ > 0) continue;
+    if (auto callback = std::exchange(on_end_, nullptr)) callback(*this, status_);
   }
 }
 
@@ -202,7 +207,7 @@ void GenerationJob::fail(const ApiError& error) {
 
 void GenerationJob::end(int status) {
   over_ = true;
-  if (auto callback = std::exchange(on_end_, nullptr)) callback(*this, status);
+  status_ = status;
 }
 
 }  // namespace m3

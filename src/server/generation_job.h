@@ -37,7 +37,8 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   const Answer& answer() const { return answer_; }
   void set_format(std::unique_ptr<AnswerFormat> format) { format_ = std::move(format); }
   void set_headers(HttpHeaders headers) { headers_ = std::move(headers); }
-  // Called once, when the answer is complete or given up.
+  // Called once, when the answer is complete or given up and the engine has nothing more to say: from then on the job
+  // touches none of its services.
   void on_end(std::function<void(const GenerationJob&, int status)> callback) { on_end_ = std::move(callback); }
 
   // One engine request per choice, with the tails of their prompts; choices of one prompt follow each other and share
@@ -84,6 +85,8 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   std::vector<AnswerReader> readers_;
   std::string unsent_;
   bool saw_prefill_ = false, saw_token_ = false, over_ = false;
+  int status_ = 0;             // once over
+  size_t num_unfinished_ = 0;  // engine requests whose kFinish has not come
 
   std::mutex mutex_;  // guards what follows
   std::vector<Pending> pending_;

@@ -16,10 +16,9 @@ WorkerPool::~WorkerPool() {
 }
 
 void WorkerPool::post(std::function<void()> job) {
-  {
-    const std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
-  }
+  // Under the lock: the job may be what the owner waits for before it destroys the pool.
+  const std::lock_guard lock(mutex_);
+  jobs_.push_back(std::move(job));
   ready_.notify_one();
 }
 
