@@ -53,6 +53,15 @@ expect 1 'no case ran' "$m3" verify tests/golden/msa --filter no-such-case
 expect 1 'no such file' "$m3" verify no-such-folder
 expect 1 'exists' "$m3" init benchmarks/workloads/cpu_270m_config.json "$work"
 
+# --- m3 serve
+if "$m3" --help | grep -q '^  serve'; then
+  expect 2 'api-key' "$m3" serve $model --host 0.0.0.0
+  expect 2 'port' "$m3" serve $model --port 70000
+  expect 1 'no-such-model' "$m3" serve no-such-model
+  expect 1 '2000000' "$m3" serve $model --context 2000000
+  expect 1 'cannot connect' "$m3" bench serve --url http://127.0.0.1:1
+fi
+
 # --- broken files, by the command that meets them
 cp -r $model "$work/broken"
 chmod -R u+w "$work/broken"

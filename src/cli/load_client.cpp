@@ -22,7 +22,8 @@ using Clock = std::chrono::steady_clock;
 int connect_to(const LoadTarget& target) {
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  const int problem = ::getaddrinfo(target.host.c_str(), std::to_string(target.port).c_str(), &hints, &list);
+  const int problem =
+      ::getaddrinfo(target.host.c_str(), std::to_string(target.port).c_str(), &hints, &list);
   M3_CHECK(problem == 0, "{}: {}", target.host, ::gai_strerror(problem));
   const int fd = ::socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const int one = 1;
@@ -60,7 +61,8 @@ class Flight {
   // False: over.
   bool advance() {
     if (sent_ < outgoing_.size()) {
-      const ssize_t count = ::send(fd_, outgoing_.data() + sent_, outgoing_.size() - sent_, MSG_NOSIGNAL);
+      const ssize_t count =
+          ::send(fd_, outgoing_.data() + sent_, outgoing_.size() - sent_, MSG_NOSIGNAL);
       if (count > 0) sent_ += static_cast<size_t>(count);
       if (count >= 0 || errno == EAGAIN) return true;
       result_.error = std::strerror(errno);
@@ -91,7 +93,8 @@ class Flight {
       incoming_.erase(0, end + 4);
     }
     if (result_.status != 200) return;
-    for (size_t end; (end = incoming_.find("\n\n")) != std::string::npos; incoming_.erase(0, end + 2)) {
+    for (size_t end; (end = incoming_.find("\n\n")) != std::string::npos;
+         incoming_.erase(0, end + 2)) {
       if (incoming_.starts_with("data: ")) take_event(incoming_.substr(6, end - 6));
     }
   }
@@ -105,7 +108,8 @@ class Flight {
     if (!json) return;
     if (const JsonValue* problem = json->find("error")) result_.error = problem->dump();
     const JsonValue* choices = json->find("choices");
-    const JsonValue* text = choices != nullptr && choices->size() > 0 ? choices->items()[0].find("text") : nullptr;
+    const JsonValue* text =
+        choices != nullptr && choices->size() > 0 ? choices->items()[0].find("text") : nullptr;
     if (text != nullptr && !text->text().empty()) {
       const double time = now();
       if (result_.first_seconds == 0) {
@@ -138,18 +142,21 @@ class Flight {
 
 LoadTarget parse_url(const std::string& url) {
   constexpr std::string_view kScheme = "http://";
-  if (!url.starts_with(kScheme)) throw UsageError{fmt::format("'{}': want http://HOST[:PORT]", url)};
+  if (!url.starts_with(kScheme))
+    throw UsageError{fmt::format("'{}': want http://HOST[:PORT]", url)};
   std::string place = url.substr(kScheme.size());
   place = place.substr(0, place.find('/'));
   LoadTarget target;
   const size_t colon = place.rfind(':');
   target.host = place.substr(0, colon);
   target.port = colon == std::string::npos ? 80 : std::atoi(place.c_str() + colon + 1);
-  if (target.host.empty() || target.port < 1 || target.port > 65535) throw UsageError{fmt::format("'{}': want http://HOST[:PORT]", url)};
+  if (target.host.empty() || target.port < 1 || target.port > 65535)
+    throw UsageError{fmt::format("'{}': want http://HOST[:PORT]", url)};
   return target;
 }
 
-std::vector<LoadResult> run_load(const LoadTarget& target, const std::vector<LoadRequest>& requests, int64_t concurrency) {
+std::vector<LoadResult> run_load(const LoadTarget& target, const std::vector<LoadRequest>& requests,
+                                 int64_t concurrency) {
   std::vector<LoadResult> results(requests.size());
   std::vector<std::unique_ptr<Flight>> flights;
   std::vector<pollfd> watched;
@@ -158,21 +165,27 @@ std::vector<LoadResult> run_load(const LoadTarget& target, const std::vector<Loa
   const auto is_due = [&] {
     if (next == requests.size()) return false;
     if (concurrency > 0) return static_cast<int64_t>(flights.size()) < concurrency;
-    return std::chrono::duration<double>(Clock::now() - origin).count() >= requests[next].at_seconds;
+    return std::chrono::duration<double>(Clock::now() - origin).count() >=
+           requests[next].at_seconds;
   };
   while (next < requests.size() || !flights.empty()) {
     while (is_due()) {
       const LoadRequest& request = requests[next];
-      std::string bytes = head_of(target, "POST /v1/completions") +
-                          fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n", request.body.size()) + request.body;
-      flights.push_back(std::make_unique<Flight>(connect_to(target), std::move(bytes), results[next], origin));
+      std::string bytes =
+          head_of(target, "POST /v1/completions") +
+          fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+                      request.body.size()) +
+          request.body;
+      flights.push_back(
+          std::make_unique<Flight>(connect_to(target), std::move(bytes), results[next], origin));
       ++next;
     }
     watched.clear();
     for (const auto& flight : flights) watched.push_back({flight->fd(), flight->events(), 0});
     ::poll(watched.data(), watched.size(), 1);  // a millisecond: the next request may be due
     for (size_t i = flights.size(); i-- > 0;) {
-      if (watched[i].revents != 0 && !flights[i]->advance()) flights.erase(flights.begin() + static_cast<std::ptrdiff_t>(i));
+      if (watched[i].revents != 0 && !flights[i]->advance())
+        flights.erase(flights.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
   return results;
@@ -187,7 +200,11 @@ std::string http_get(const LoadTarget& target, const std::string& path) {
     pollfd watched{fd, static_cast<short>(sent ? POLLIN : POLLOUT), 0};
     if (::poll(&watched, 1, 10'000) <= 0) break;
     if (!sent) {
-      if (::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) break;
+      if (::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) {
+        const int reason = errno;
+        ::close(fd);
+        M3_FAIL("cannot connect to {}:{}: {}", target.host, target.port, std::strerror(reason));
+      }
       sent = true;
       continue;
     }
@@ -198,8 +215,8 @@ std::string http_get(const LoadTarget& target, const std::string& path) {
   }
   ::close(fd);
   const size_t end = all.find("\r\n\r\n");
-  M3_CHECK(end != std::string::npos && all.find(" 200 ") < all.find("\r\n"), "{}:{}{}: no good answer: {}", target.host, target.port, path,
-           all.substr(0, 300));
+  M3_CHECK(end != std::string::npos && all.find(" 200 ") < all.find("\r\n"),
+           "{}:{}{}: no good answer: {}", target.host, target.port, path, all.substr(0, 300));
   return all.substr(end + 4);
 }
 

@@ -50,10 +50,13 @@ int64_t Answer::reasoning_tokens() const {
 
 std::string sse_event(std::string_view name, const JsonValue& data) {
   const std::string text = data.dump();
-  return name.empty() ? fmt::format("data: {}\n\n", text) : fmt::format("event: {}\ndata: {}\n\n", name, text);
+  return name.empty() ? fmt::format("data: {}\n\n", text)
+                      : fmt::format("event: {}\ndata: {}\n\n", name, text);
 }
 
-std::string AnswerFormat::stream_progress(Answer& answer, const PrefillProgress& progress) { return {}; }
+std::string AnswerFormat::stream_progress(Answer& answer, const PrefillProgress& progress) {
+  return {};
+}
 
 // The names of llama-server's `timings`, of the first choice.
 JsonValue timings_json(const Answer& answer) {
@@ -71,8 +74,10 @@ JsonValue timings_json(const Answer& answer) {
 }
 
 void add_media_tokens(const Answer& answer, JsonValue& usage) {
-  if (answer.image_tokens > 0) usage.append_member("image_tokens", JsonValue::integer(answer.image_tokens));
-  if (answer.video_tokens > 0) usage.append_member("video_tokens", JsonValue::integer(answer.video_tokens));
+  if (answer.image_tokens > 0)
+    usage.append_member("image_tokens", JsonValue::integer(answer.image_tokens));
+  if (answer.video_tokens > 0)
+    usage.append_member("video_tokens", JsonValue::integer(answer.video_tokens));
 }
 
 JsonValue prompt_details(const Answer& answer) {
@@ -86,7 +91,8 @@ JsonValue openai_usage(const Answer& answer) {
                       {"completion_tokens", answer.completion_tokens()},
                       {"total_tokens", answer.prompt_tokens + answer.completion_tokens()},
                       {"prompt_tokens_details", prompt_details(answer)},
-                      {"completion_tokens_details", json_object({{"reasoning_tokens", answer.reasoning_tokens()}})}});
+                      {"completion_tokens_details",
+                       json_object({{"reasoning_tokens", answer.reasoning_tokens()}})}});
 }
 
 JsonValue id_list(const std::vector<int32_t>& ids) {

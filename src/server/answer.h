@@ -1,5 +1,5 @@
-// An answer while it grows, and what turns it into the JSON of an API family. One worker at a time touches an
-// answer.
+// An answer while it grows, and what turns it into the JSON of an API family. One worker at a time
+// touches an answer.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -51,9 +51,9 @@ struct AnswerChoice {
 };
 
 struct Answer {
-  std::string id;          // of the object; carries the request id
+  std::string id;  // of the object; carries the request id
   std::string request_id, model, thinking_mode;
-  int64_t created = 0;     // Unix seconds
+  int64_t created = 0;  // Unix seconds
   int64_t prompt_tokens = 0, cached_tokens = 0, image_tokens = 0, video_tokens = 0;
   bool max_tokens_clamped = false;
   int64_t max_tokens = 0;
@@ -70,8 +70,8 @@ struct PrefillProgress {
   double time_ms = 0;
 };
 
-// One object per request. The stream functions return server-sent events ready for the wire; `answer` holds what
-// came so far, the event included.
+// One object per request. The stream functions return server-sent events ready for the wire;
+// `answer` holds what came so far, the event included.
 class AnswerFormat {
  public:
   virtual ~AnswerFormat() = default;
@@ -86,7 +86,8 @@ class AnswerFormat {
   virtual std::string stream_ping() { return ": ping\n\n"; }
 };
 
-std::string sse_event(std::string_view name, const JsonValue& data);  // no `event:` line if the name is empty
+std::string sse_event(std::string_view name,
+                      const JsonValue& data);  // no `event:` line if the name is empty
 
 JsonValue timings_json(const Answer& answer);
 // prompt_tokens, completion_tokens, total_tokens and their details: chat and completions.

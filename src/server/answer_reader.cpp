@@ -2,7 +2,8 @@
 
 namespace m3 {
 
-AnswerReader::AnswerReader(const ApiRequest& request, const Tokenizer& tokenizer, std::string_view prompt_tail)
+AnswerReader::AnswerReader(const ApiRequest& request, const Tokenizer& tokenizer,
+                           std::string_view prompt_tail)
     : tokenizer_(tokenizer),
       stop_(request.stop),
       one_call_(!request.parallel_tool_calls),
@@ -13,8 +14,8 @@ AnswerReader::AnswerReader(const ApiRequest& request, const Tokenizer& tokenizer
   if (request.prompts.empty()) parser_.emplace(tokenizer, request.tools, prompt_tail);
 }
 
-void AnswerReader::push(int32_t id, const std::optional<TokenLogprobs>& logprobs, AnswerChoice& choice,
-                        const Sink& sink) {
+void AnswerReader::push(int32_t id, const std::optional<TokenLogprobs>& logprobs,
+                        AnswerChoice& choice, const Sink& sink) {
   if (cut_) return;  // the engine was a few tokens ahead
   ++choice.num_tokens;
   if (token_ids_) choice.token_ids.push_back(id);
@@ -29,11 +30,13 @@ void AnswerReader::push(int32_t id, const std::optional<TokenLogprobs>& logprobs
   const bool is_reasoning = parser_ && parser_->parser().in_reasoning();
   if (was_reasoning && is_reasoning) ++choice.num_reasoning_tokens;
   // Markers are no text, and reasoning is no part of the message.
-  if (logprobs_ && logprobs && !is_reasoning && !tokenizer_.is_added(id)) choice.tokens.push_back({id, *logprobs, offset});
+  if (logprobs_ && logprobs && !is_reasoning && !tokenizer_.is_added(id))
+    choice.tokens.push_back({id, *logprobs, offset});
   take(fresh, choice, sink);
 }
 
-void AnswerReader::take(const std::vector<OutputEvent>& fresh, AnswerChoice& choice, const Sink& sink) {
+void AnswerReader::take(const std::vector<OutputEvent>& fresh, AnswerChoice& choice,
+                        const Sink& sink) {
   using Kind = OutputEvent::Kind;
   for (const OutputEvent& event : fresh) {
     if (cut_) return;
@@ -77,7 +80,9 @@ void AnswerReader::finish(FinishReason reason, AnswerChoice& choice, const Sink&
     release_held(choice, sink);
   }
   const bool stopped = cut_ || reason == FinishReason::kStop;
-  choice.finish_reason = !stopped ? "length" : choice.calls.empty() || !choice.stop_string.empty() ? "stop" : "tool_calls";
+  choice.finish_reason = !stopped                                              ? "length"
+                         : choice.calls.empty() || !choice.stop_string.empty() ? "stop"
+                                                                               : "tool_calls";
   // A call that max_tokens cut is no fault of the model.
   if (parser_ && stopped && !cut_) choice.parse_error = parser_->result().parse_error;
 }

@@ -1,5 +1,5 @@
-// One choice of an answer: tokens in, events of its text out. Applies stop strings to the content: reasoning and
-// the arguments of calls are not cut by them.
+// One choice of an answer: tokens in, events of its text out. Applies stop strings to the content:
+// reasoning and the arguments of calls are not cut by them.
 #pragma once
 #include <functional>
 #include <optional>
@@ -15,13 +15,16 @@ namespace m3 {
 
 class AnswerReader {
  public:
-  // `prompt_tail` decides whether a chat answer begins in reasoning; plain completions have no protocol at all.
+  // `prompt_tail` decides whether a chat answer begins in reasoning; plain completions have no
+  // protocol at all.
   AnswerReader(const ApiRequest& request, const Tokenizer& tokenizer, std::string_view prompt_tail);
 
   // `sink` sees each event right after `choice` took it in.
   using Sink = std::function<void(const OutputEvent& event)>;
-  void push(int32_t id, const std::optional<TokenLogprobs>& logprobs, AnswerChoice& choice, const Sink& sink);
-  // The answer needs no more tokens: a stop string came, or the only call that was wanted is complete.
+  void push(int32_t id, const std::optional<TokenLogprobs>& logprobs, AnswerChoice& choice,
+            const Sink& sink);
+  // The answer needs no more tokens: a stop string came, or the only call that was wanted is
+  // complete.
   bool cut() const { return cut_; }
   void finish(FinishReason reason, AnswerChoice& choice, const Sink& sink);
 

@@ -1,4 +1,5 @@
-// What a client did wrong, or why we cannot serve it now, in the shape of its API family (serving.md §10).
+// What a client did wrong, or why we cannot serve it now, in the shape of its API family
+// (serving.md §10).
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -13,7 +14,10 @@ enum class ApiFamily { kOpenAi, kAnthropic };
 class ApiError : public std::runtime_error {
  public:
   ApiError(int status, std::string message, std::string param = {}, std::string code = {})
-      : std::runtime_error(std::move(message)), status(status), param(std::move(param)), code(std::move(code)) {}
+      : std::runtime_error(std::move(message)),
+        status(status),
+        param(std::move(param)),
+        code(std::move(code)) {}
   int status;
   std::string param;  // the field: messages[2].content[0].image_url.url
   std::string code;

@@ -1,5 +1,5 @@
-// One form for what all API families ask (serving.md §3 to §7). The families' readers fill it; nothing behind
-// them knows which family a request came from.
+// One form for what all API families ask (serving.md §3 to §7). The families' readers fill it;
+// nothing behind them knows which family a request came from.
 #pragma once
 #include <cstdint>
 #include <optional>

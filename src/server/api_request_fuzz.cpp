@@ -1,5 +1,6 @@
-// Bodies of requests: the first byte chooses the reader, the rest is the body. Only ApiError may come out, and it
-// names a status of the client's. Media are switched on, so that data: URLs and base64 are read too.
+// Bodies of requests: the first byte chooses the reader, the rest is the body. Only ApiError may
+// come out, and it names a status of the client's. Media are switched on, so that data: URLs and
+// base64 are read too.
 #include <cstdint>
 #include <cstdlib>
 
@@ -37,11 +38,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       return 0;
     }
     switch (data[0] % 6) {
-      case 0: read_chat_request(body, info); break;
-      case 1: read_completions_request(body, info); break;
-      case 2: read_responses_request(body, info); break;
-      case 3: read_messages_request(body, info); break;
-      default: read_tokenize_request(body, info); break;
+      case 0:
+        read_chat_request(body, info);
+        break;
+      case 1:
+        read_completions_request(body, info);
+        break;
+      case 2:
+        read_responses_request(body, info);
+        break;
+      case 3:
+        read_messages_request(body, info);
+        break;
+      default:
+        read_tokenize_request(body, info);
+        break;
     }
   } catch (const ApiError& error) {
     if (error.status < 400 || error.status > 499) std::abort();

@@ -56,7 +56,8 @@ JsonValue model_json(const ModelInfo& info) {
                       {"aliases", std::move(aliases)},
                       {"max_model_len", info.max_model_len},
                       {"vocab_size", int64_t{info.num_ids}},
-                      {"architecture", json_object({{"input_modalities", std::move(inputs)}, {"output_modalities", json_array({"text"})}})},
+                      {"architecture", json_object({{"input_modalities", std::move(inputs)},
+                                                    {"output_modalities", json_array({"text"})}})},
                       {"thinking_modes", json_array({"enabled", "disabled", "adaptive"})},
                       {"default_thinking_mode", info.default_thinking},
                       {"cache_type", info.cache_type}});
@@ -83,7 +84,9 @@ const Route* find_route(std::string_view path) {
   for (const Route& route : kRoutes) {
     const std::string_view own = route.path;
     if (path == own) return &route;
-    if (route.has_tail && path.starts_with(own) && path[own.size()] == '/' && path.size() > own.size() + 1) return &route;
+    if (route.has_tail && path.starts_with(own) && path[own.size()] == '/' &&
+        path.size() > own.size() + 1)
+      return &route;
   }
   return nullptr;
 }
@@ -98,28 +101,34 @@ JsonValue models_json(const ModelInfo& info, const std::string& id) {
   }
   bool known = id == info.id;
   for (const std::string& alias : info.aliases) known = known || id == alias;
-  if (!known) throw ApiError(404, fmt::format("the model '{}' does not exist, this server has '{}'", id.substr(0, 128), info.id), "model", "model_not_found");
+  if (!known)
+    throw ApiError(404,
+                   fmt::format("the model '{}' does not exist, this server has '{}'",
+                               id.substr(0, 128), info.id),
+                   "model", "model_not_found");
   return model_json(info);
 }
 
 JsonValue requests_json(std::span<const RequestInfo> requests) {
   JsonValue list = JsonValue::array();
   for (const RequestInfo& info : requests) {
-    list.push_back(json_object({{"id", info.id},
-                                {"state", info.running ? "running" : "waiting"},
-                                {"wait_reason", kWaitReasonNames[static_cast<size_t>(info.wait_reason)]},
-                                {"prompt_tokens", info.prompt_tokens},
-                                {"prompt_done", info.prompt_done},
-                                {"cached_tokens", info.cached_tokens},
-                                {"answer_tokens", info.answer_tokens},
-                                {"cache_blocks", info.cache_pages},
-                                {"preemptions", info.preemptions},
-                                {"age_seconds", info.age_seconds}}));
+    list.push_back(
+        json_object({{"id", info.id},
+                     {"state", info.running ? "running" : "waiting"},
+                     {"wait_reason", kWaitReasonNames[static_cast<size_t>(info.wait_reason)]},
+                     {"prompt_tokens", info.prompt_tokens},
+                     {"prompt_done", info.prompt_done},
+                     {"cached_tokens", info.cached_tokens},
+                     {"answer_tokens", info.answer_tokens},
+                     {"cache_blocks", info.cache_pages},
+                     {"preemptions", info.preemptions},
+                     {"age_seconds", info.age_seconds}}));
   }
   return json_object({{"object", "list"}, {"data", std::move(list)}});
 }
 
-JsonValue props_json(const ModelInfo& info, const ApiServerOptions& options, const EngineThread& engine) {
+JsonValue props_json(const ModelInfo& info, const ApiServerOptions& options,
+                     const EngineThread& engine) {
   const EngineMetrics metrics = engine.metrics();
   return json_object(
       {{"model_alias", info.id},
@@ -129,17 +138,19 @@ JsonValue props_json(const ModelInfo& info, const ApiServerOptions& options, con
                                                     {"top_k", info.top_k}})},
        {"modalities", json_object({{"vision", info.has_vision}})},
        {"default_thinking_mode", info.default_thinking},
-       {"limits", json_object({{"max_body_bytes", static_cast<int64_t>(options.http.max_body_bytes)},
-                               {"max_header_bytes", static_cast<int64_t>(options.http.max_header_bytes)},
-                               {"max_connections", options.http.max_connections},
-                               {"max_jobs", options.max_jobs},
-                               {"request_timeout_seconds", options.request_timeout_seconds}})},
+       {"limits",
+        json_object({{"max_body_bytes", static_cast<int64_t>(options.http.max_body_bytes)},
+                     {"max_header_bytes", static_cast<int64_t>(options.http.max_header_bytes)},
+                     {"max_connections", options.http.max_connections},
+                     {"max_jobs", options.max_jobs},
+                     {"request_timeout_seconds", options.request_timeout_seconds}})},
        {"cache_blocks", metrics.pages_total},
        {"build_info", info.version}});
 }
 
 JsonValue files_json(const ModelInfo& info, const HttpRequest& request, const std::string& tail) {
-  if (info.files == nullptr) throw ApiError(404, "uploads are off; start the server with --files-dir FOLDER");
+  if (info.files == nullptr)
+    throw ApiError(404, "uploads are off; start the server with --files-dir FOLDER");
   FileStore& files = *info.files;
   if (request.method == "POST") {
     if (!tail.empty()) throw ApiError(405, "POST goes to /v1/files");
@@ -162,7 +173,8 @@ JsonValue files_json(const ModelInfo& info, const HttpRequest& request, const st
   const auto file = files.find(tail);
   const bool removed = file && request.method == "DELETE" && files.remove(tail);
   if (removed) return json_object({{"id", tail}, {"object", "file"}, {"deleted", true}});
-  if (!file || request.method == "DELETE") throw ApiError(404, fmt::format("there is no file '{}'", tail.substr(0, 64)), "file_id");
+  if (!file || request.method == "DELETE")
+    throw ApiError(404, fmt::format("there is no file '{}'", tail.substr(0, 64)), "file_id");
   return file_json(*file);
 }
 
@@ -170,7 +182,8 @@ ApiRequest read_tokenize_request(const JsonValue& body, const ModelInfo& info) {
   ApiRequest request;
   FieldReader fields(body, "");
   fields.accept({"model", "add_special", "add_special_tokens", "parse_special"});
-  request.return_token_ids = fields.boolean("with_pieces").value_or(false) || fields.boolean("return_token_strs").value_or(false);
+  request.return_token_ids = fields.boolean("with_pieces").value_or(false) ||
+                             fields.boolean("return_token_strs").value_or(false);
   auto text = fields.text("prompt");
   if (!text) text = fields.text("content");
   if (text) {
@@ -183,16 +196,21 @@ ApiRequest read_tokenize_request(const JsonValue& body, const ModelInfo& info) {
   return request;
 }
 
-JsonValue tokenize_json(const ApiRequest& request, const std::vector<int32_t>& ids, const Tokenizer& tokenizer, const ModelInfo& info) {
-  JsonValue json = json_object({{"count", static_cast<int64_t>(ids.size())}, {"max_model_len", info.max_model_len}, {"tokens", id_list(ids)}});
+JsonValue tokenize_json(const ApiRequest& request, const std::vector<int32_t>& ids,
+                        const Tokenizer& tokenizer, const ModelInfo& info) {
+  JsonValue json = json_object({{"count", static_cast<int64_t>(ids.size())},
+                                {"max_model_len", info.max_model_len},
+                                {"tokens", id_list(ids)}});
   if (!request.return_token_ids) return json;
   JsonValue pieces = JsonValue::array();
-  for (const int32_t id : ids) pieces.push_back(JsonValue::string(tokenizer.decode(std::span(&id, 1))));
+  for (const int32_t id : ids)
+    pieces.push_back(JsonValue::string(tokenizer.decode(std::span(&id, 1))));
   json.append_member("token_strs", std::move(pieces));
   return json;
 }
 
-JsonValue detokenize_json(const JsonValue& body, const Tokenizer& tokenizer, const ModelInfo& info) {
+JsonValue detokenize_json(const JsonValue& body, const Tokenizer& tokenizer,
+                          const ModelInfo& info) {
   FieldReader fields(body, "");
   const JsonValue* tokens = fields.array("tokens");
   if (tokens == nullptr) refuse_field("tokens", "is missing, want a list of token ids");
@@ -200,7 +218,9 @@ JsonValue detokenize_json(const JsonValue& body, const Tokenizer& tokenizer, con
   for (size_t i = 0; i < tokens->size(); ++i) {
     const JsonValue& id = tokens->items()[i];
     const bool fits = id.is_integer() && id.as_double() >= 0 && id.as_double() < info.num_ids;
-    if (!fits) refuse_field(fmt::format("tokens[{}]", i), fmt::format("is no token id, want 0 to {}", info.num_ids - 1));
+    if (!fits)
+      refuse_field(fmt::format("tokens[{}]", i),
+                   fmt::format("is no token id, want 0 to {}", info.num_ids - 1));
     ids.push_back(static_cast<int32_t>(id.as_double()));
   }
   const std::string text = tokenizer.decode(ids);

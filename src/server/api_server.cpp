@@ -27,20 +27,24 @@ namespace m3 {
 namespace {
 
 constexpr std::string_view kPagePolicy =
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; media-src data: "
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: "
+    "blob:; media-src data: "
     "blob:; connect-src 'self'; base-uri 'none'; form-action 'none'";
 
 // Does not stop at the first difference, so that the time says nothing about the key.
 bool equal_in_constant_time(std::string_view a, std::string_view b) {
   unsigned difference = a.size() ^ b.size();
-  for (size_t i = 0; i < a.size(); ++i) difference |= static_cast<uint8_t>(a[i]) ^ static_cast<uint8_t>(b.empty() ? 0 : b[i % b.size()]);
+  for (size_t i = 0; i < a.size(); ++i)
+    difference |=
+        static_cast<uint8_t>(a[i]) ^ static_cast<uint8_t>(b.empty() ? 0 : b[i % b.size()]);
   return difference == 0;
 }
 
 bool is_plain_word(std::string_view text) {
   if (text.empty() || text.size() > 128) return false;
   for (const char c : text) {
-    const bool fits = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_' || c == '.';
+    const bool fits = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                      c == '-' || c == '_' || c == '.';
     if (!fits) return false;
   }
   return true;
@@ -67,8 +71,12 @@ std::string header_text(std::string text) {
 }  // namespace
 
 struct ApiServer::Impl {
-  Impl(ModelInfo info, const Tokenizer& tokenizer, std::vector<int32_t> stop_ids, ApiServerOptions options)
-      : info(std::move(info)), tokenizer(tokenizer), options(std::move(options)), prompts(tokenizer, std::move(stop_ids)) {}
+  Impl(ModelInfo info, const Tokenizer& tokenizer, std::vector<int32_t> stop_ids,
+       ApiServerOptions options)
+      : info(std::move(info)),
+        tokenizer(tokenizer),
+        options(std::move(options)),
+        prompts(tokenizer, std::move(stop_ids)) {}
 
   // One HTTP request on its way through a worker.
   struct Call {
@@ -92,7 +100,8 @@ struct ApiServer::Impl {
   void start_job(Call& call, ApiRequest request, EngineThread& engine);
   std::vector<BuiltPrompt> build_prompts(const ApiRequest& request);
   HttpHeaders job_headers(const Call& call, const ApiRequest& request, const Answer& answer) const;
-  void job_ended(const GenerationJob& job, int status, const std::string& route, const std::string& client);
+  void job_ended(const GenerationJob& job, int status, const std::string& route,
+                 const std::string& client);
   void watch();
 
   JsonValue health(int& status) const;
@@ -122,7 +131,8 @@ struct ApiServer::Impl {
 void ApiServer::Impl::handle(HttpRequest request, std::shared_ptr<HttpResponder> responder) {
   Call call{std::move(request), std::move(responder), "", "other"};
   const std::string_view sent_id = call.request.header("x-request-id");
-  call.id = is_plain_word(sent_id) ? std::string(sent_id) : fmt::format("{:08x}{:08x}", run & 0xffffffff, ++next_id);
+  call.id = is_plain_word(sent_id) ? std::string(sent_id)
+                                   : fmt::format("{:08x}{:08x}", run & 0xffffffff, ++next_id);
   if (call.request.path.starts_with("/v1/messages")) call.family = ApiFamily::kAnthropic;
   try {
     route(call);
@@ -137,10 +147,14 @@ void ApiServer::Impl::handle(HttpRequest request, std::shared_ptr<HttpResponder>
 void ApiServer::Impl::check_access(const Call& call) const {
   const HttpRequest& request = call.request;
   if (options.api_keys.empty()) {
-    // A web page of somebody else must not reach a server that only this machine should see (DNS rebinding).
+    // A web page of somebody else must not reach a server that only this machine should see (DNS
+    // rebinding).
     const std::string_view host = request.header("host");
-    if (is_loopback_name(options.host + ":") && !host.empty() && !is_loopback_name(fmt::format("{}:", host.substr(0, host.rfind(':'))))) {
-      throw ApiError(403, "this server has no key and answers for localhost only; start it with --api-key to use other names");
+    if (is_loopback_name(options.host + ":") && !host.empty() &&
+        !is_loopback_name(fmt::format("{}:", host.substr(0, host.rfind(':'))))) {
+      throw ApiError(403,
+                     "this server has no key and answers for localhost only; start it with "
+                     "--api-key to use other names");
     }
     return;
   }
@@ -148,7 +162,10 @@ void ApiServer::Impl::check_access(const Call& call) const {
   key = key.starts_with("Bearer ") ? key.substr(7) : request.header("x-api-key");
   bool known = false;
   for (const std::string& wanted : options.api_keys) known |= equal_in_constant_time(key, wanted);
-  if (!known) throw ApiError(401, key.empty() ? "an API key is needed (Authorization: Bearer KEY, or x-api-key)" : "the API key is wrong");
+  if (!known)
+    throw ApiError(401, key.empty()
+                            ? "an API key is needed (Authorization: Bearer KEY, or x-api-key)"
+                            : "the API key is wrong");
 }
 
 void ApiServer::Impl::route(Call& call) {
@@ -166,52 +183,72 @@ void ApiServer::Impl::route(Call& call) {
   }
   const bool open = found->open || (found->what == RouteKind::kMetrics && options.metrics_open);
   if (!open) check_access(call);
-  const std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
+  const std::string_view method =
+      request.method == "HEAD" ? "GET" : std::string_view(request.method);
   if (std::string_view(found->methods).find(method) == std::string_view::npos) {
-    throw ApiError(405, fmt::format("{} takes {}, not {}", found->path, found->methods, request.method.substr(0, 32)));
+    throw ApiError(405, fmt::format("{} takes {}, not {}", found->path, found->methods,
+                                    request.method.substr(0, 32)));
   }
-  const std::string tail = request.path.substr(std::min(request.path.size(), found->matched(request.path)));
+  const std::string tail =
+      request.path.substr(std::min(request.path.size(), found->matched(request.path)));
   switch (found->what) {
-    case RouteKind::kPage: return send_page(call);
+    case RouteKind::kPage:
+      return send_page(call);
     case RouteKind::kHealth: {
       int status = 200;
       const JsonValue body = health(status);
       return send(call, status, body);
     }
     case RouteKind::kVersion:
-      return send(call, 200, json_object({{"version", info.version}, {"model", info.id}, {"device", info.device}}));
+      return send(
+          call, 200,
+          json_object({{"version", info.version}, {"model", info.id}, {"device", info.device}}));
     case RouteKind::kMetrics: {
       EngineThread* running = engine;
-      const std::string text = metrics.render(info.id, running ? running->metrics() : EngineMetrics(), running && !stopping);
+      const std::string text = metrics.render(
+          info.id, running ? running->metrics() : EngineMetrics(), running && !stopping);
       metrics.http_request(call.route, 200);
       return call.responder->send(200, "text/plain; version=0.0.4", text, base_headers(call));
     }
-    case RouteKind::kModels: return send(call, 200, models_json(info, tail));
-    case RouteKind::kRequests: return send(call, 200, requests_json(running_engine().requests()));
-    case RouteKind::kProps: return send(call, 200, props_json(info, options, running_engine()));
-    case RouteKind::kFiles: return send(call, 200, files_json(info, request, tail));
+    case RouteKind::kModels:
+      return send(call, 200, models_json(info, tail));
+    case RouteKind::kRequests:
+      return send(call, 200, requests_json(running_engine().requests()));
+    case RouteKind::kProps:
+      return send(call, 200, props_json(info, options, running_engine()));
+    case RouteKind::kFiles:
+      return send(call, 200, files_json(info, request, tail));
     case RouteKind::kTokenize: {
       const ApiRequest wanted = read_tokenize_request(body_json(call), info);
-      const BuiltPrompt prompt = wanted.prompts.empty() ? prompts.build_chat(wanted) : prompts.build_plain(wanted.prompts.front());
+      const BuiltPrompt prompt = wanted.prompts.empty()
+                                     ? prompts.build_chat(wanted)
+                                     : prompts.build_plain(wanted.prompts.front());
       return send(call, 200, tokenize_json(wanted, prompt.ids, tokenizer, info));
     }
-    case RouteKind::kDetokenize: return send(call, 200, detokenize_json(body_json(call), tokenizer, info));
+    case RouteKind::kDetokenize:
+      return send(call, 200, detokenize_json(body_json(call), tokenizer, info));
     case RouteKind::kTemplate: {
       const BuiltPrompt prompt = prompts.build_chat(read_tokenize_request(body_json(call), info));
-      return send(call, 200, json_object({{"prompt", prompt.text}, {"count", static_cast<int64_t>(prompt.ids.size())}}));
+      return send(call, 200,
+                  json_object({{"prompt", prompt.text},
+                               {"count", static_cast<int64_t>(prompt.ids.size())}}));
     }
     case RouteKind::kCountMessages: {
       const BuiltPrompt prompt = prompts.build_chat(read_messages_request(body_json(call), info));
-      return send(call, 200, json_object({{"input_tokens", static_cast<int64_t>(prompt.ids.size())}}));
+      return send(call, 200,
+                  json_object({{"input_tokens", static_cast<int64_t>(prompt.ids.size())}}));
     }
     case RouteKind::kCountResponses: {
       const BuiltPrompt prompt = prompts.build_chat(read_responses_request(body_json(call), info));
-      return send(call, 200, json_object({{"object", "response.input_tokens"}, {"input_tokens", static_cast<int64_t>(prompt.ids.size())}}));
+      return send(call, 200,
+                  json_object({{"object", "response.input_tokens"},
+                               {"input_tokens", static_cast<int64_t>(prompt.ids.size())}}));
     }
     case RouteKind::kChat:
     case RouteKind::kCompletions:
     case RouteKind::kResponses:
-    case RouteKind::kMessages: return generate(call);
+    case RouteKind::kMessages:
+      return generate(call);
   }
 }
 
@@ -222,7 +259,8 @@ HttpHeaders ApiServer::Impl::base_headers(const Call& call) const {
     if (allowed != "*" && origin != allowed) continue;
     headers.emplace_back("Access-Control-Allow-Origin", allowed);
     headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
-    headers.emplace_back("Access-Control-Allow-Headers", "authorization, content-type, x-api-key, x-request-id, anthropic-version");
+    headers.emplace_back("Access-Control-Allow-Headers",
+                         "authorization, content-type, x-api-key, x-request-id, anthropic-version");
     headers.emplace_back("Vary", "Origin");
     break;
   }
@@ -239,7 +277,8 @@ void ApiServer::Impl::send(const Call& call, int status, const JsonValue& body, 
 void ApiServer::Impl::send_error(const Call& call, const ApiError& error) {
   HttpHeaders extra;
   if (error.status == 429 || error.status == 503) extra.emplace_back("Retry-After", "2");
-  log_debug("{} {} {}: {} {}", call.id, call.request.method, call.route, error.status, error.what());
+  log_debug("{} {} {}: {} {}", call.id, call.request.method, call.route, error.status,
+            error.what());
   send(call, error.status, error_json(call.family, error, call.id), std::move(extra));
 }
 
@@ -248,14 +287,16 @@ void ApiServer::Impl::send_page(const Call& call) {
   headers.emplace_back("Content-Security-Policy", kPagePolicy);
   headers.emplace_back("Cache-Control", "no-cache");
   metrics.http_request(call.route, 200);
-  call.responder->send(200, "text/html; charset=utf-8", std::string(page_html()), std::move(headers));
+  call.responder->send(200, "text/html; charset=utf-8", std::string(page_html()),
+                       std::move(headers));
 }
 
 // The content type must say JSON: a page of another origin cannot send that without asking first.
 JsonValue ApiServer::Impl::body_json(const Call& call) const {
   const std::string_view type = call.request.header("content-type");
   if (!type.starts_with("application/json")) {
-    throw ApiError(415, fmt::format("Content-Type is '{}', want application/json", type.substr(0, 100)));
+    throw ApiError(415,
+                   fmt::format("Content-Type is '{}', want application/json", type.substr(0, 100)));
   }
   try {
     return JsonValue::parse(call.request.body, "the body", kMaxJsonDepth);
@@ -287,7 +328,9 @@ void ApiServer::Impl::generate(Call& call) {
     const std::lock_guard lock(mutex);
     if (static_cast<int64_t>(jobs.size()) >= options.max_jobs) {
       metrics.rejected("max_jobs");
-      throw ApiError(429, fmt::format("{} requests are in work already; try again later", jobs.size()), "", "queue_full");
+      throw ApiError(429,
+                     fmt::format("{} requests are in work already; try again later", jobs.size()),
+                     "", "queue_full");
     }
   }
   const JsonValue body = body_json(call);
@@ -310,17 +353,25 @@ std::vector<BuiltPrompt> ApiServer::Impl::build_prompts(const ApiRequest& reques
   for (const BuiltPrompt& prompt : built) {
     const auto tokens = static_cast<int64_t>(prompt.ids.size());
     if (tokens < info.max_model_len) continue;
-    throw ApiError(400, fmt::format("the prompt has {} tokens and the answer needs at least one, the context holds {}", tokens,
-                                    info.max_model_len), request.prompts.empty() ? "messages" : "prompt", "context_length_exceeded");
+    throw ApiError(
+        400,
+        fmt::format(
+            "the prompt has {} tokens and the answer needs at least one, the context holds {}",
+            tokens, info.max_model_len),
+        request.prompts.empty() ? "messages" : "prompt", "context_length_exceeded");
   }
   return built;
 }
 
-HttpHeaders ApiServer::Impl::job_headers(const Call& call, const ApiRequest& request, const Answer& answer) const {
+HttpHeaders ApiServer::Impl::job_headers(const Call& call, const ApiRequest& request,
+                                         const Answer& answer) const {
   HttpHeaders headers = base_headers(call);
-  if (!answer.thinking_mode.empty()) headers.emplace_back("x-m3-thinking-mode", answer.thinking_mode);
-  if (!request.ignored_fields.empty()) headers.emplace_back("x-m3-ignored-fields", header_text(join(request.ignored_fields)));
-  if (answer.max_tokens_clamped) headers.emplace_back("x-m3-max-tokens", std::to_string(answer.max_tokens));
+  if (!answer.thinking_mode.empty())
+    headers.emplace_back("x-m3-thinking-mode", answer.thinking_mode);
+  if (!request.ignored_fields.empty())
+    headers.emplace_back("x-m3-ignored-fields", header_text(join(request.ignored_fields)));
+  if (answer.max_tokens_clamped)
+    headers.emplace_back("x-m3-max-tokens", std::to_string(answer.max_tokens));
   if (request.stream) {
     headers.emplace_back("Cache-Control", "no-cache");
     headers.emplace_back("X-Accel-Buffering", "no");
@@ -331,19 +382,24 @@ HttpHeaders ApiServer::Impl::job_headers(const Call& call, const ApiRequest& req
 void ApiServer::Impl::start_job(Call& call, ApiRequest wanted, EngineThread& running) {
   std::vector<BuiltPrompt> built = build_prompts(wanted);
   const JobServices services{running, *answers, metrics, tokenizer};
-  const auto job = std::make_shared<GenerationJob>(services, call.family, std::move(wanted), call.responder);
+  const auto job =
+      std::make_shared<GenerationJob>(services, call.family, std::move(wanted), call.responder);
   ApiRequest& request = job->request();
   request.media.clear();  // what follows needs the prompts alone
   request.messages.clear();
 
   Answer& answer = job->answer();
-  const char* prefix = call.route == "/v1/chat/completions" ? "chatcmpl-" : call.route == "/v1/completions" ? "cmpl-"
-                       : call.route == "/v1/responses" ? "resp_" : "msg_";
+  const char* prefix = call.route == "/v1/chat/completions" ? "chatcmpl-"
+                       : call.route == "/v1/completions"    ? "cmpl-"
+                       : call.route == "/v1/responses"      ? "resp_"
+                                                            : "msg_";
   answer.id = prefix + call.id;
   answer.request_id = call.id;
   answer.model = request.model;
   answer.thinking_mode = request.thinking_mode;
-  answer.created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  answer.created = std::chrono::duration_cast<std::chrono::seconds>(
+                       std::chrono::system_clock::now().time_since_epoch())
+                       .count();
   std::vector<GenerationJob::Part> parts;
   std::vector<std::string> texts;
   for (const BuiltPrompt& prompt : built) {
@@ -359,8 +415,9 @@ void ApiServer::Impl::start_job(Call& call, ApiRequest wanted, EngineThread& run
       GenerationRequest generation = prompts.generation(request, prompt, rest);
       answer.max_tokens = generation.max_tokens;
       if (options.request_timeout_seconds > 0) {
-        generation.deadline = job->start() + std::chrono::duration_cast<GenerationJob::Clock::duration>(
-                                                 std::chrono::duration<double>(options.request_timeout_seconds));
+        generation.deadline =
+            job->start() + std::chrono::duration_cast<GenerationJob::Clock::duration>(
+                               std::chrono::duration<double>(options.request_timeout_seconds));
       }
       if (options.script) {
         if (auto script = options.script(prompt.text)) {
@@ -371,13 +428,14 @@ void ApiServer::Impl::start_job(Call& call, ApiRequest wanted, EngineThread& run
     }
   }
   if (call.route == "/v1/chat/completions") job->set_format(chat_format(request, tokenizer));
-  if (call.route == "/v1/completions") job->set_format(completions_format(request, tokenizer, std::move(texts)));
+  if (call.route == "/v1/completions")
+    job->set_format(completions_format(request, tokenizer, std::move(texts)));
   if (call.route == "/v1/responses") job->set_format(responses_format(request));
   if (call.route == "/v1/messages") job->set_format(messages_format(request));
   job->set_headers(job_headers(call, request, answer));
-  job->on_end([this, route = call.route, client = call.request.client](const GenerationJob& ended, int status) {
-    job_ended(ended, status, route, client);
-  });
+  job->on_end(
+      [this, route = call.route, client = call.request.client](
+          const GenerationJob& ended, int status) { job_ended(ended, status, route, client); });
   {
     const std::lock_guard lock(mutex);
     jobs.insert(job);
@@ -392,14 +450,21 @@ void ApiServer::Impl::start_job(Call& call, ApiRequest wanted, EngineThread& run
   if (stopping) job->cancel(ApiError(503, "the server is stopping"));
 }
 
-// The end of a job's life as far as the server is concerned: from here on shut_down() does not wait for it.
-void ApiServer::Impl::job_ended(const GenerationJob& job, int status, const std::string& route, const std::string& client) {
+// The end of a job's life as far as the server is concerned: from here on shut_down() does not wait
+// for it.
+void ApiServer::Impl::job_ended(const GenerationJob& job, int status, const std::string& route,
+                                const std::string& client) {
   const Answer& answer = job.answer();
   std::string ends;
-  for (const AnswerChoice& choice : answer.choices) ends += (ends.empty() ? "" : ",") + (choice.done() ? choice.finish_reason : "-");
-  log_info("{} {} {} {}: prompt {} tokens ({} cached), answer {} ({} reasoning), {}, {:.3f} s, first after {:.3f} s", answer.request_id,
-           client, route, status, answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens(), answer.reasoning_tokens(),
-           ends, std::chrono::duration<double>(GenerationJob::Clock::now() - job.start()).count(), answer.first_token_ms / 1e3);
+  for (const AnswerChoice& choice : answer.choices)
+    ends += (ends.empty() ? "" : ",") + (choice.done() ? choice.finish_reason : "-");
+  log_info(
+      "{} {} {} {}: prompt {} tokens ({} cached), answer {} ({} reasoning), {}, {:.3f} s, first "
+      "after {:.3f} s",
+      answer.request_id, client, route, status, answer.prompt_tokens, answer.cached_tokens,
+      answer.completion_tokens(), answer.reasoning_tokens(), ends,
+      std::chrono::duration<double>(GenerationJob::Clock::now() - job.start()).count(),
+      answer.first_token_ms / 1e3);
   metrics.http_request(route, status);
   const std::lock_guard lock(mutex);
   std::erase_if(jobs, [&](const auto& other) { return other.get() == &job; });
@@ -408,7 +473,8 @@ void ApiServer::Impl::job_ended(const GenerationJob& job, int status, const std:
 
 // Keeps silent streams alive through proxies.
 void ApiServer::Impl::watch() {
-  const auto quiet = std::chrono::duration_cast<GenerationJob::Clock::duration>(std::chrono::duration<double>(options.ping_seconds));
+  const auto quiet = std::chrono::duration_cast<GenerationJob::Clock::duration>(
+      std::chrono::duration<double>(options.ping_seconds));
   std::unique_lock lock(mutex);
   while (!closed) {
     changed.wait_for(lock, std::min<std::chrono::nanoseconds>(quiet / 2, std::chrono::seconds(1)));
@@ -416,20 +482,29 @@ void ApiServer::Impl::watch() {
   }
 }
 
-ApiServer::ApiServer(ModelInfo info, const Tokenizer& tokenizer, std::vector<int32_t> stop_ids, ApiServerOptions options)
-    : impl_(std::make_unique<Impl>(std::move(info), tokenizer, std::move(stop_ids), std::move(options))) {
+ApiServer::ApiServer(ModelInfo info, const Tokenizer& tokenizer, std::vector<int32_t> stop_ids,
+                     ApiServerOptions options)
+    : impl_(std::make_unique<Impl>(std::move(info), tokenizer, std::move(stop_ids),
+                                   std::move(options))) {
   Impl& impl = *impl_;
-  impl.http = std::make_unique<HttpServer>(impl.options.host, impl.options.port, impl.options.http, impl.options.num_workers,
-                                           [&impl](HttpRequest request, std::shared_ptr<HttpResponder> responder) {
-                                             impl.handle(std::move(request), std::move(responder));
-                                           });
+  impl.http = std::make_unique<HttpServer>(
+      impl.options.host, impl.options.port, impl.options.http, impl.options.num_workers,
+      [&impl](HttpRequest request, std::shared_ptr<HttpResponder> responder) {
+        impl.handle(std::move(request), std::move(responder));
+      });
   impl.watcher = std::thread([&impl] { impl.watch(); });
 }
 
-ApiServer::~ApiServer() { shut_down(0); }
+ApiServer::~ApiServer() {
+  shut_down(0);
+}
 
-void ApiServer::ready(EngineThread& engine) { impl_->engine = &engine; }
-uint16_t ApiServer::port() const { return impl_->http->port(); }
+void ApiServer::ready(EngineThread& engine) {
+  impl_->engine = &engine;
+}
+uint16_t ApiServer::port() const {
+  return impl_->http->port();
+}
 
 int64_t ApiServer::num_jobs() const {
   const std::lock_guard lock(impl_->mutex);

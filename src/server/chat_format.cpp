@@ -29,12 +29,14 @@ class ChatFormat : public AnswerFormat {
 
   JsonValue body(Answer& answer) override {
     JsonValue choices = JsonValue::array();
-    for (size_t i = 0; i < answer.choices.size(); ++i) choices.push_back(choice_body(answer.choices[i], i));
+    for (size_t i = 0; i < answer.choices.size(); ++i)
+      choices.push_back(choice_body(answer.choices[i], i));
     JsonValue body = head(answer, "chat.completion");
     body.append_member("choices", std::move(choices));
     body.append_member("usage", openai_usage(answer));
     body.append_member("timings", timings_json(answer));
-    if (answer.max_tokens_clamped) body.append_member("max_tokens", JsonValue::integer(answer.max_tokens));
+    if (answer.max_tokens_clamped)
+      body.append_member("max_tokens", JsonValue::integer(answer.max_tokens));
     if (token_ids_) body.append_member("prompt_token_ids", id_list(answer.prompt_ids.front()));
     return body;
   }
@@ -42,7 +44,8 @@ class ChatFormat : public AnswerFormat {
   std::string stream_begin(Answer& answer) override {
     std::string out;
     for (size_t i = 0; i < answer.choices.size(); ++i) {
-      out += chunk(answer, static_cast<int>(i), json_object({{"role", "assistant"}, {"content", ""}}));
+      out +=
+          chunk(answer, static_cast<int>(i), json_object({{"role", "assistant"}, {"content", ""}}));
     }
     return out;
   }
@@ -51,28 +54,35 @@ class ChatFormat : public AnswerFormat {
     using Kind = OutputEvent::Kind;
     switch (event.kind) {
       case Kind::kReasoning:
-        return chunk(answer, choice, json_object({{"reasoning_content", event.text}, {"reasoning", event.text}}));
-      case Kind::kContent: return chunk(answer, choice, json_object({{"content", event.text}}));
+        return chunk(answer, choice,
+                     json_object({{"reasoning_content", event.text}, {"reasoning", event.text}}));
+      case Kind::kContent:
+        return chunk(answer, choice, json_object({{"content", event.text}}));
       case Kind::kCallBegin: {
         const AnswerCall& call = answer.choices[choice].calls[event.call];
-        return call_chunk(answer, choice,
-                          json_object({{"index", event.call},
-                                       {"id", call.id},
-                                       {"type", "function"},
-                                       {"function", json_object({{"name", call.name}, {"arguments", ""}})}}));
+        return call_chunk(
+            answer, choice,
+            json_object({{"index", event.call},
+                         {"id", call.id},
+                         {"type", "function"},
+                         {"function", json_object({{"name", call.name}, {"arguments", ""}})}}));
       }
       case Kind::kCallArguments:
-        return call_chunk(answer, choice, json_object({{"index", event.call},
-                                                       {"function", json_object({{"arguments", event.text}})}}));
-      case Kind::kCallEnd: return {};
+        return call_chunk(answer, choice,
+                          json_object({{"index", event.call},
+                                       {"function", json_object({{"arguments", event.text}})}}));
+      case Kind::kCallEnd:
+        return {};
     }
     return {};
   }
 
   std::string stream_choice_end(Answer& answer, int choice) override {
     const AnswerChoice& state = answer.choices[choice];
-    JsonValue data = chunk_json(answer, choice, JsonValue::object(), JsonValue::string(state.finish_reason));
-    if (!state.parse_error.empty()) data.append_member("parse_error", JsonValue::string(state.parse_error));
+    JsonValue data =
+        chunk_json(answer, choice, JsonValue::object(), JsonValue::string(state.finish_reason));
+    if (!state.parse_error.empty())
+      data.append_member("parse_error", JsonValue::string(state.parse_error));
     if (token_ids_) data.append_member("token_ids", id_list(state.token_ids));
     data.append_member("timings", timings_json(answer));
     return sse_event("", data);
@@ -124,18 +134,22 @@ class ChatFormat : public AnswerFormat {
     if (!choice.calls.empty()) {
       JsonValue calls = JsonValue::array();
       for (const AnswerCall& call : choice.calls) {
-        calls.push_back(json_object({{"id", call.id},
-                                     {"type", "function"},
-                                     {"function", json_object({{"name", call.name}, {"arguments", call.arguments}})}}));
+        calls.push_back(json_object(
+            {{"id", call.id},
+             {"type", "function"},
+             {"function", json_object({{"name", call.name}, {"arguments", call.arguments}})}}));
       }
       message.append_member("tool_calls", std::move(calls));
     }
-    JsonValue body = json_object({{"index", static_cast<int64_t>(index)},
-                                  {"message", std::move(message)},
-                                  {"logprobs", logprobs_ ? chat_logprobs(choice.tokens, tokenizer_) : JsonValue()},
-                                  {"finish_reason", choice.finish_reason}});
-    if (!choice.stop_string.empty()) body.append_member("stop_reason", JsonValue::string(choice.stop_string));
-    if (!choice.parse_error.empty()) body.append_member("parse_error", JsonValue::string(choice.parse_error));
+    JsonValue body = json_object(
+        {{"index", static_cast<int64_t>(index)},
+         {"message", std::move(message)},
+         {"logprobs", logprobs_ ? chat_logprobs(choice.tokens, tokenizer_) : JsonValue()},
+         {"finish_reason", choice.finish_reason}});
+    if (!choice.stop_string.empty())
+      body.append_member("stop_reason", JsonValue::string(choice.stop_string));
+    if (!choice.parse_error.empty())
+      body.append_member("parse_error", JsonValue::string(choice.parse_error));
     if (token_ids_) body.append_member("token_ids", id_list(choice.token_ids));
     return body;
   }
@@ -148,10 +162,11 @@ class ChatFormat : public AnswerFormat {
       state.tokens_sent = state.tokens.size();
     }
     JsonValue data = head(answer, "chat.completion.chunk");
-    data.append_member("choices", json_array({json_object({{"index", choice},
-                                                           {"delta", std::move(delta)},
-                                                           {"logprobs", std::move(logprobs)},
-                                                           {"finish_reason", std::move(finish_reason)}})}));
+    data.append_member("choices",
+                       json_array({json_object({{"index", choice},
+                                                {"delta", std::move(delta)},
+                                                {"logprobs", std::move(logprobs)},
+                                                {"finish_reason", std::move(finish_reason)}})}));
     return data;
   }
   std::string chunk(Answer& answer, int choice, JsonValue delta) {
@@ -172,7 +187,8 @@ JsonValue chat_logprobs(std::span<const AnswerToken> tokens, const Tokenizer& to
   for (const AnswerToken& token : tokens) {
     JsonValue entry = token_entry(tokenizer, token.id, token.logprobs.chosen);
     JsonValue top = JsonValue::array();
-    for (const auto& [id, logprob] : token.logprobs.top) top.push_back(token_entry(tokenizer, id, logprob));
+    for (const auto& [id, logprob] : token.logprobs.top)
+      top.push_back(token_entry(tokenizer, id, logprob));
     entry.append_member("top_logprobs", std::move(top));
     content.push_back(std::move(entry));
   }

@@ -22,12 +22,14 @@ ContentPart read_media_part(FieldReader& part, bool is_video, ConversationBuilde
   return builder.media_url(is_video, url, fps, inner.path("url"));
 }
 
-ContentPart read_part(const JsonValue& json, const std::string& where, ConversationBuilder& builder) {
+ContentPart read_part(const JsonValue& json, const std::string& where,
+                      ConversationBuilder& builder) {
   FieldReader part(json, where);
   const std::string type = part.required_text("type");
   part.accept({"cache_control", "id", "annotations"});
   if (type == "text" || type == "refusal") return ContentPart::of_text(part.required_text(type));
-  if (type == "image_url" || type == "video_url") return read_media_part(part, type == "video_url", builder);
+  if (type == "image_url" || type == "video_url")
+    return read_media_part(part, type == "video_url", builder);
   if (type == "file") {
     const JsonValue* file = part.object("file");
     if (file == nullptr) refuse_field(part.path("file"), "is missing, want {\"file_id\": ...}");
@@ -35,7 +37,8 @@ ContentPart read_part(const JsonValue& json, const std::string& where, Conversat
     const std::string id = inner.required_text("file_id");
     return builder.media_file(id, inner.path("file_id"));
   }
-  refuse_field(part.path("type"), fmt::format("is '{}', want text, image_url, video_url or file", type.substr(0, 64)));
+  refuse_field(part.path("type"),
+               fmt::format("is '{}', want text, image_url, video_url or file", type.substr(0, 64)));
 }
 
 std::vector<ContentPart> read_content(FieldReader& fields, ConversationBuilder& builder) {
@@ -48,7 +51,8 @@ std::vector<ContentPart> read_content(FieldReader& fields, ConversationBuilder& 
     return parts;
   }
   if (!content->is_array()) {
-    refuse_field(where, fmt::format("is of type {}, want a string or a list of parts", content->kind_name()));
+    refuse_field(where, fmt::format("is of type {}, want a string or a list of parts",
+                                    content->kind_name()));
   }
   for (size_t i = 0; i < content->size(); ++i) {
     parts.push_back(read_part(content->items()[i], fmt::format("{}[{}]", where, i), builder));
@@ -62,17 +66,22 @@ void read_calls(FieldReader& fields, Message& message, ConversationBuilder& buil
   for (size_t i = 0; i < calls->size(); ++i) {
     FieldReader call(calls->items()[i], fmt::format("{}[{}]", fields.path("tool_calls"), i));
     const JsonValue* function = call.object("function");
-    if (function == nullptr) refuse_field(call.path("function"), "is missing, want {\"name\": ..., \"arguments\": ...}");
+    if (function == nullptr)
+      refuse_field(call.path("function"), "is missing, want {\"name\": ..., \"arguments\": ...}");
     FieldReader inner(*function, call.path("function"));
-    message.tool_calls.push_back(builder.call(call.text("id").value_or(""), inner.required_text("name"),
-                                              inner.take("arguments"), inner.path("arguments")));
+    message.tool_calls.push_back(builder.call(call.text("id").value_or(""),
+                                              inner.required_text("name"), inner.take("arguments"),
+                                              inner.path("arguments")));
   }
 }
 
 void read_message(const JsonValue& json, const std::string& where, ConversationBuilder& builder) {
   FieldReader fields(json, where);
-  const auto role = fields.word("role", {"root", "system", "developer", "user", "assistant", "tool"});
-  if (!role) refuse_field(fields.path("role"), "is missing, want system, developer, user, assistant or tool");
+  const auto role =
+      fields.word("role", {"root", "system", "developer", "user", "assistant", "tool"});
+  if (!role)
+    refuse_field(fields.path("role"),
+                 "is missing, want system, developer, user, assistant or tool");
   Message message{.role = *role};
   message.content = read_content(fields, builder);
   fields.accept({"name"});
@@ -85,13 +94,15 @@ void read_message(const JsonValue& json, const std::string& where, ConversationB
     read_calls(fields, message, builder);
     fields.accept({"refusal", "annotations", "audio"});
     fields.not_built("function_call");
-    if (message.content.empty() && message.tool_calls.empty() && !message.reasoning && json.find("content") == nullptr) {
+    if (message.content.empty() && message.tool_calls.empty() && !message.reasoning &&
+        json.find("content") == nullptr) {
       refuse_field(fields.path("content"), "is missing, and there are no tool_calls");
     }
   } else if (json.find("content") == nullptr || json.find("content")->is_null()) {
     refuse_field(fields.path("content"), "is missing, want a string or a list of parts");
   }
-  if (*role == "tool") builder.check_result_id(fields.text("tool_call_id").value_or(""), fields.path("tool_call_id"));
+  if (*role == "tool")
+    builder.check_result_id(fields.text("tool_call_id").value_or(""), fields.path("tool_call_id"));
   builder.add(std::move(message), where);
 }
 
@@ -102,7 +113,8 @@ void read_tools(FieldReader& fields, ConversationBuilder& builder) {
     FieldReader tool(tools->items()[i], fmt::format("{}[{}]", fields.path("tools"), i));
     tool.word("type", {"function"});
     const JsonValue* function = tool.object("function");
-    if (function == nullptr) refuse_field(tool.path("function"), "is missing, want {\"name\": ..., \"parameters\": ...}");
+    if (function == nullptr)
+      refuse_field(tool.path("function"), "is missing, want {\"name\": ..., \"parameters\": ...}");
     builder.add_tool(*function, tool.path("function"));
   }
 }
@@ -114,7 +126,9 @@ void read_tool_choice(FieldReader& fields, ApiRequest& request) {
   using Kind = ToolChoice::Kind;
   if (choice->is_string()) {
     const auto word = fields.word("tool_choice", {"auto", "none", "required"});
-    request.tool_choice.kind = *word == "auto" ? Kind::kAuto : *word == "none" ? Kind::kNone : Kind::kRequired;
+    request.tool_choice.kind = *word == "auto"   ? Kind::kAuto
+                               : *word == "none" ? Kind::kNone
+                                                 : Kind::kRequired;
     return;
   }
   FieldReader inner(*choice, fields.path("tool_choice"));
@@ -143,14 +157,16 @@ void read_chat_prompt(FieldReader& fields, const ModelInfo& info, ApiRequest& re
   ThinkingFields thinking;
   thinking.read_modes(fields);
   thinking.read_thinking_object(fields);
-  if (const auto effort = fields.text("reasoning_effort")) thinking.set_effort(fields.path("reasoning_effort"), *effort);
+  if (const auto effort = fields.text("reasoning_effort"))
+    thinking.set_effort(fields.path("reasoning_effort"), *effort);
   read_template_arguments(fields, thinking, request);
   request.thinking_mode = thinking.mode(info);
 
   ConversationBuilder builder(info, request);
   const JsonValue* messages = fields.array("messages");
   if (messages == nullptr) refuse_field(fields.path("messages"), "is missing, want a list");
-  for (size_t i = 0; i < messages->size(); ++i) read_message(messages->items()[i], fmt::format("messages[{}]", i), builder);
+  for (size_t i = 0; i < messages->size(); ++i)
+    read_message(messages->items()[i], fmt::format("messages[{}]", i), builder);
   read_tools(fields, builder);
   read_tool_choice(fields, request);
   if (const JsonValue* format = fields.object("response_format")) {

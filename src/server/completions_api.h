@@ -8,8 +8,10 @@
 namespace m3 {
 
 ApiRequest read_completions_request(const JsonValue& body, const ModelInfo& info);
-// `prompt_texts` go in front of the answers if the request says echo. The request must outlive the format.
-std::unique_ptr<AnswerFormat> completions_format(const ApiRequest& request, const Tokenizer& tokenizer,
+// `prompt_texts` go in front of the answers if the request says echo. The request must outlive the
+// format.
+std::unique_ptr<AnswerFormat> completions_format(const ApiRequest& request,
+                                                 const Tokenizer& tokenizer,
                                                  std::vector<std::string> prompt_texts);
 
 }  // namespace m3

@@ -11,7 +11,8 @@ void refuse_field(const std::string& path, const std::string& message) {
   throw ApiError(400, fmt::format("{}: {}", path.empty() ? "the body" : path, message), path);
 }
 
-FieldReader::FieldReader(const JsonValue& object, std::string path) : object_(object), path_(std::move(path)) {
+FieldReader::FieldReader(const JsonValue& object, std::string path)
+    : object_(object), path_(std::move(path)) {
   if (!object.is_object()) {
     refuse_field(path_, fmt::format("is of type {}, want an object", object.kind_name()));
   }
@@ -30,7 +31,8 @@ const JsonValue* FieldReader::take(std::string_view key) {
 std::optional<std::string> FieldReader::text(std::string_view key) {
   const JsonValue* value = take(key);
   if (value == nullptr) return std::nullopt;
-  if (!value->is_string()) refuse_field(path(key), fmt::format("is of type {}, want a string", value->kind_name()));
+  if (!value->is_string())
+    refuse_field(path(key), fmt::format("is of type {}, want a string", value->kind_name()));
   return value->text();
 }
 
@@ -43,7 +45,8 @@ std::string FieldReader::required_text(std::string_view key) {
 std::optional<bool> FieldReader::boolean(std::string_view key) {
   const JsonValue* value = take(key);
   if (value == nullptr) return std::nullopt;
-  if (!value->is_bool()) refuse_field(path(key), fmt::format("is of type {}, want true or false", value->kind_name()));
+  if (!value->is_bool())
+    refuse_field(path(key), fmt::format("is of type {}, want true or false", value->kind_name()));
   return value->as_bool();
 }
 
@@ -65,10 +68,12 @@ std::optional<int64_t> FieldReader::integer(std::string_view key, int64_t least,
 std::optional<double> FieldReader::number(std::string_view key, double least, double most) {
   const JsonValue* value = take(key);
   if (value == nullptr) return std::nullopt;
-  if (!value->is_number()) refuse_field(path(key), fmt::format("is of type {}, want a number", value->kind_name()));
+  if (!value->is_number())
+    refuse_field(path(key), fmt::format("is of type {}, want a number", value->kind_name()));
   const double number = value->as_double();
   if (!(number >= least && number <= most)) {
-    refuse_field(path(key), fmt::format("is {}, want {} to {}", value->text().substr(0, 24), least, most));
+    refuse_field(path(key),
+                 fmt::format("is {}, want {} to {}", value->text().substr(0, 24), least, most));
   }
   return number;
 }
@@ -89,7 +94,8 @@ const JsonValue* FieldReader::object(std::string_view key) {
   return value;
 }
 
-std::optional<std::string> FieldReader::word(std::string_view key, std::initializer_list<std::string_view> words) {
+std::optional<std::string> FieldReader::word(std::string_view key,
+                                             std::initializer_list<std::string_view> words) {
   auto value = text(key);
   if (!value) return std::nullopt;
   std::string wanted;
@@ -107,10 +113,12 @@ void FieldReader::accept(std::initializer_list<std::string_view> keys) {
 void FieldReader::not_built(std::string_view key, std::string_view neutral) {
   const JsonValue* value = take(key);
   if (value == nullptr) return;
-  const bool is_neutral = (value->is_bool() && !value->as_bool()) || (value->is_number() && value->as_double() == 0) ||
+  const bool is_neutral = (value->is_bool() && !value->as_bool()) ||
+                          (value->is_number() && value->as_double() == 0) ||
                           ((value->is_array() || value->is_object()) && value->size() == 0) ||
                           (value->is_string() && !neutral.empty() && value->text() == neutral);
-  if (!is_neutral) refuse_field(path(key), "this is not supported by this server; leave the field out");
+  if (!is_neutral)
+    refuse_field(path(key), "this is not supported by this server; leave the field out");
 }
 
 std::vector<std::string> FieldReader::unknown() const {

@@ -1,6 +1,6 @@
-// Reads the members of one JSON object of a request, with checks of type and range. Every complaint is an
-// ApiError 400 that names the field by its path. What nobody asked for is reported at the end: nothing is silently
-// ignored (serving.md §3.2).
+// Reads the members of one JSON object of a request, with checks of type and range. Every complaint
+// is an ApiError 400 that names the field by its path. What nobody asked for is reported at the
+// end: nothing is silently ignored (serving.md §3.2).
 #pragma once
 #include <optional>
 #include <set>
@@ -31,12 +31,14 @@ class FieldReader {
   const JsonValue* array(std::string_view key);
   const JsonValue* object(std::string_view key);
   // One of the words; empty if absent.
-  std::optional<std::string> word(std::string_view key, std::initializer_list<std::string_view> words);
+  std::optional<std::string> word(std::string_view key,
+                                  std::initializer_list<std::string_view> words);
   std::string required_text(std::string_view key);
 
   // Fields that have no effect here, by design.
   void accept(std::initializer_list<std::string_view> keys);
-  // A known field that is not built: only its neutral value may come (false, 0, an empty list or object, or `neutral`).
+  // A known field that is not built: only its neutral value may come (false, 0, an empty list or
+  // object, or `neutral`).
   void not_built(std::string_view key, std::string_view neutral = {});
 
   std::vector<std::string> unknown() const;  // paths of members that nobody took

@@ -1,4 +1,5 @@
-// Uploaded pictures and films by id (/v1/files), and files of a folder that requests may name. Thread-safe.
+// Uploaded pictures and films by id (/v1/files), and files of a folder that requests may name.
+// Thread-safe.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -45,7 +46,8 @@ class FileStore {
 };
 
 // The bytes of a file:// URL below `folder` after resolving links; ApiError 400 otherwise.
-std::string read_local_media(const std::string& url, const std::string& folder, const std::string& where);
+std::string read_local_media(const std::string& url, const std::string& folder,
+                             const std::string& where);
 
 struct FormPart {
   std::string name, filename;

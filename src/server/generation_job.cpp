@@ -5,7 +5,8 @@
 
 namespace m3 {
 
-GenerationJob::GenerationJob(JobServices services, ApiFamily family, ApiRequest request, std::shared_ptr<HttpResponder> responder)
+GenerationJob::GenerationJob(JobServices services, ApiFamily family, ApiRequest request,
+                             std::shared_ptr<HttpResponder> responder)
     : services_(services),
       family_(family),
       request_(std::move(request)),
@@ -14,7 +15,8 @@ GenerationJob::GenerationJob(JobServices services, ApiFamily family, ApiRequest 
 
 void GenerationJob::submit(std::vector<Part> parts) {
   answer_.choices.resize(parts.size());
-  for (const Part& part : parts) readers_.emplace_back(request_, services_.tokenizer, part.prompt_tail);
+  for (const Part& part : parts)
+    readers_.emplace_back(request_, services_.tokenizer, part.prompt_tail);
   const auto self = shared_from_this();
   num_unfinished_ = parts.size();
   std::vector<RequestId> ids;
@@ -23,9 +25,10 @@ void GenerationJob::submit(std::vector<Part> parts) {
       GenerationRequest& generation = parts[i].generation;
       generation.choice = i % request_.n;
       if (i % request_.n != 0) generation.after_prompt_of = ids[i - i % request_.n];
-      ids.push_back(services_.engine.submit(std::move(generation), [self, i](const GenerationEvent& event) {
-        self->post({static_cast<int>(i), event});
-      }));
+      ids.push_back(
+          services_.engine.submit(std::move(generation), [self, i](const GenerationEvent& event) {
+            self->post({static_cast<int>(i), event});
+          }));
     }
   } catch (const std::exception& error) {
     for (const RequestId id : ids) services_.engine.cancel(id);
@@ -87,7 +90,8 @@ void GenerationJob::drain() {
     }
     try {
       for (const Pending& pending : batch) {
-        if (pending.choice >= 0 && pending.event.kind == GenerationEvent::Kind::kFinish) --num_unfinished_;
+        if (pending.choice >= 0 && pending.event.kind == GenerationEvent::Kind::kFinish)
+          --num_unfinished_;
         if (over_) continue;
         if (pending.choice >= 0) {
           handle(pending.choice, pending.event);
@@ -117,17 +121,21 @@ void GenerationJob::handle(int choice, const GenerationEvent& event) {
       if (choice != 0) return;
       if (request_.stream && request_.return_progress && !saw_token_) {
         const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start_).count();
-        unsent_ += format_->stream_progress(answer_, {answer_.prompt_tokens, event.timings.cached_tokens, event.prompt_done, ms});
+        unsent_ += format_->stream_progress(
+            answer_, {answer_.prompt_tokens, event.timings.cached_tokens, event.prompt_done, ms});
       }
       return;
-    case GenerationEvent::Kind::kToken: return handle_token(choice, event);
-    case GenerationEvent::Kind::kFinish: return handle_finish(choice, event);
+    case GenerationEvent::Kind::kToken:
+      return handle_token(choice, event);
+    case GenerationEvent::Kind::kFinish:
+      return handle_finish(choice, event);
   }
 }
 
 void GenerationJob::handle_token(int choice, const GenerationEvent& event) {
   if (!std::exchange(saw_token_, true)) {
-    answer_.first_token_ms = std::chrono::duration<double, std::milli>(Clock::now() - start_).count();
+    answer_.first_token_ms =
+        std::chrono::duration<double, std::milli>(Clock::now() - start_).count();
   }
   AnswerReader& reader = readers_[choice];
   const bool was_cut = reader.cut();
@@ -142,7 +150,8 @@ void GenerationJob::handle_finish(int choice, const GenerationEvent& event) {
   AnswerChoice& state = answer_.choices[choice];
   state.timings = event.timings;
   if (choice == 0) answer_.cached_tokens = event.timings.cached_tokens;
-  const bool ended_well = event.reason == FinishReason::kStop || event.reason == FinishReason::kLength;
+  const bool ended_well =
+      event.reason == FinishReason::kStop || event.reason == FinishReason::kLength;
   if (!ended_well && !readers_[choice].cut()) return fail(failure(event));
   readers_[choice].finish(event.reason, state, sink(choice));
   services_.metrics.finished(state.finish_reason == "length" ? "length" : "stop");
@@ -174,9 +183,11 @@ void GenerationJob::complete() {
 ApiError GenerationJob::failure(const GenerationEvent& event) {
   if (event.reason == FinishReason::kDeadline && !saw_prefill_ && !saw_token_) {
     services_.metrics.rejected("queue_timeout");
-    return ApiError(429, "the request waited too long for a place; try again later", "", "queue_timeout");
+    return ApiError(429, "the request waited too long for a place; try again later", "",
+                    "queue_timeout");
   }
-  if (event.reason == FinishReason::kDeadline) return ApiError(504, "the answer took longer than the server's time limit");
+  if (event.reason == FinishReason::kDeadline)
+    return ApiError(504, "the answer took longer than the server's time limit");
   if (event.reason == FinishReason::kFailed) {
     log_error("{}: {}", answer_.request_id, event.error);
     return ApiError(500, "the engine could not go on with this request; the server's log says why");
@@ -199,7 +210,8 @@ void GenerationJob::fail(const ApiError& error) {
   } else {
     HttpHeaders headers = headers_;
     if (error.status == 429 || error.status == 503) headers.emplace_back("Retry-After", "2");
-    responder_->send(error.status, "application/json", error_json(family_, error, answer_.request_id).dump(), std::move(headers));
+    responder_->send(error.status, "application/json",
+                     error_json(family_, error, answer_.request_id).dump(), std::move(headers));
   }
   unsent_.clear();
   end(error.status);

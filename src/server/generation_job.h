@@ -1,6 +1,6 @@
-// One request from its submission to the end of its answer. Engine events come from the engine's thread; what they
-// mean for the client is worked out by answer workers, one at a time for each job, so that neither the engine nor
-// a socket ever waits.
+// One request from its submission to the end of its answer. Engine events come from the engine's
+// thread; what they mean for the client is worked out by answer workers, one at a time for each
+// job, so that neither the engine nor a socket ever waits.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -30,19 +30,22 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
  public:
   using Clock = std::chrono::steady_clock;
 
-  GenerationJob(JobServices services, ApiFamily family, ApiRequest request, std::shared_ptr<HttpResponder> responder);
+  GenerationJob(JobServices services, ApiFamily family, ApiRequest request,
+                std::shared_ptr<HttpResponder> responder);
 
   ApiRequest& request() { return request_; }
   Answer& answer() { return answer_; }
   const Answer& answer() const { return answer_; }
   void set_format(std::unique_ptr<AnswerFormat> format) { format_ = std::move(format); }
   void set_headers(HttpHeaders headers) { headers_ = std::move(headers); }
-  // Called once, when the answer is complete or given up and the engine has nothing more to say: from then on the job
-  // touches none of its services.
-  void on_end(std::function<void(const GenerationJob&, int status)> callback) { on_end_ = std::move(callback); }
+  // Called once, when the answer is complete or given up and the engine has nothing more to say:
+  // from then on the job touches none of its services.
+  void on_end(std::function<void(const GenerationJob&, int status)> callback) {
+    on_end_ = std::move(callback);
+  }
 
-  // One engine request per choice, with the tails of their prompts; choices of one prompt follow each other and share
-  // its prefill. Throws ApiError if the engine refuses them.
+  // One engine request per choice, with the tails of their prompts; choices of one prompt follow
+  // each other and share its prefill. Throws ApiError if the engine refuses them.
   struct Part {
     GenerationRequest generation;
     std::string prompt_tail;

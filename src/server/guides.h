@@ -7,7 +7,8 @@
 
 namespace m3 {
 
-// The answer follows one of several grammars: JSON or tool calls. Those that a token rules out drop out.
+// The answer follows one of several grammars: JSON or tool calls. Those that a token rules out drop
+// out.
 class EitherGuide : public TokenGuide {
  public:
   explicit EitherGuide(std::vector<AnswerGuide> guides) : guides_(std::move(guides)) {}

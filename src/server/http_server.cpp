@@ -42,8 +42,13 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 // Bytes of one answer on their way from any thread to the connection's coroutine.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
-  Exchange(std::shared_ptr<asio::io_context> io, uint64_t max_unsent_bytes, bool keep_alive, bool chunked)
-      : io_(std::move(io)), wake_(*io_), max_unsent_bytes_(max_unsent_bytes), keep_alive_(keep_alive), chunked_(chunked) {}
+  Exchange(std::shared_ptr<asio::io_context> io, uint64_t max_unsent_bytes, bool keep_alive,
+           bool chunked)
+      : io_(std::move(io)),
+        wake_(*io_),
+        max_unsent_bytes_(max_unsent_bytes),
+        keep_alive_(keep_alive),
+        chunked_(chunked) {}
 
   void push(std::string bytes, bool last) {
     std::function<void()> abandoned;
@@ -106,9 +111,12 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   bool chunked() const { return chunked_; }
 
  private:
-  // An expired timer ends the wait that runs now or the one that starts next. Only the I/O thread may touch it.
+  // An expired timer ends the wait that runs now or the one that starts next. Only the I/O thread
+  // may touch it.
   void notify() {
-    asio::post(*io_, [self = shared_from_this()] { self->wake_.expires_at(std::chrono::steady_clock::time_point::min()); });
+    asio::post(*io_, [self = shared_from_this()] {
+      self->wake_.expires_at(std::chrono::steady_clock::time_point::min());
+    });
   }
 
   std::shared_ptr<asio::io_context> io_;  // an answer may outlive the server
@@ -121,9 +129,11 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::function<void()> on_gone_;
 };
 
-std::string answer_head(int status, std::string_view content_type, const HttpHeaders& headers, bool keep_alive) {
-  std::string head = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nConnection: {}\r\n", status,
-                                 http_status_text(status), content_type, keep_alive ? "keep-alive" : "close");
+std::string answer_head(int status, std::string_view content_type, const HttpHeaders& headers,
+                        bool keep_alive) {
+  std::string head =
+      fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nConnection: {}\r\n", status,
+                  http_status_text(status), content_type, keep_alive ? "keep-alive" : "close");
   for (const auto& [name, value] : headers) head += name + ": " + value + "\r\n";
   return head;
 }
@@ -137,11 +147,13 @@ class Responder : public HttpResponder {
     if (!ended_) end();
   }
 
-  void send(int status, std::string_view content_type, std::string body, HttpHeaders headers) override {
+  void send(int status, std::string_view content_type, std::string body,
+            HttpHeaders headers) override {
     if (begun_.exchange(true)) return;
     ended_ = true;
     headers.emplace_back("Content-Length", std::to_string(body.size()));
-    std::string bytes = answer_head(status, content_type, headers, exchange_->keep_alive()) + "\r\n";
+    std::string bytes =
+        answer_head(status, content_type, headers, exchange_->keep_alive()) + "\r\n";
     if (!head_only_) bytes += body;
     exchange_->push(std::move(bytes), true);
   }
@@ -149,11 +161,14 @@ class Responder : public HttpResponder {
   void begin_stream(int status, std::string_view content_type, HttpHeaders headers) override {
     if (begun_.exchange(true)) return;
     if (exchange_->chunked()) headers.emplace_back("Transfer-Encoding", "chunked");
-    exchange_->push(answer_head(status, content_type, headers, exchange_->keep_alive()) + "\r\n", false);
+    exchange_->push(answer_head(status, content_type, headers, exchange_->keep_alive()) + "\r\n",
+                    false);
   }
   void write(std::string_view data) override {
     if (data.empty() || head_only_) return;
-    exchange_->push(exchange_->chunked() ? fmt::format("{:x}\r\n{}\r\n", data.size(), data) : std::string(data), false);
+    exchange_->push(
+        exchange_->chunked() ? fmt::format("{:x}\r\n{}\r\n", data.size(), data) : std::string(data),
+        false);
   }
   void end() override {
     if (ended_.exchange(true)) return;
@@ -194,21 +209,23 @@ struct HttpServer::Impl {
       if (connections >= limits.max_connections) {
         beast::error_code ignored;
         constexpr std::string_view kBusy =
-            "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+            "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: "
+            "close\r\nContent-Length: 0\r\n\r\n";
         socket.write_some(asio::buffer(kBusy), ignored);
         continue;
       }
       beast::error_code ignored;
       socket.set_option(tcp::no_delay(true), ignored);
       ++connections;
-      asio::co_spawn(io, serve(beast::tcp_stream(std::move(socket))), [this](std::exception_ptr problem) {
-        --connections;
-        try {
-          if (problem) std::rethrow_exception(problem);
-        } catch (const std::exception& error) {
-          log_warn("connection closed: {}", error.what());
-        }
-      });
+      asio::co_spawn(io, serve(beast::tcp_stream(std::move(socket))),
+                     [this](std::exception_ptr problem) {
+                       --connections;
+                       try {
+                         if (problem) std::rethrow_exception(problem);
+                       } catch (const std::exception& error) {
+                         log_warn("connection closed: {}", error.what());
+                       }
+                     });
     }
   }
 
@@ -225,7 +242,8 @@ struct HttpServer::Impl {
       parser.body_limit(limits.max_body_bytes);
       if (!co_await read_request(stream, buffer, parser)) break;
       const bool keep_alive = parser.get().keep_alive() && !draining;
-      auto exchange = std::make_shared<Exchange>(io_owner, limits.max_unsent_bytes, keep_alive, parser.get().version() >= 11);
+      auto exchange = std::make_shared<Exchange>(io_owner, limits.max_unsent_bytes, keep_alive,
+                                                 parser.get().version() >= 11);
       ++answering;
       dispatch(parser.release(), client, exchange);
       const bool written = co_await write_answer(stream, buffer, *exchange);
@@ -238,7 +256,8 @@ struct HttpServer::Impl {
 
   asio::awaitable<bool> wait_for_request(beast::tcp_stream& stream) {
     asio::steady_timer idle(io, limits.idle_timeout);
-    const auto first = co_await (stream.socket().async_wait(tcp::socket::wait_read, kAwait) || idle.async_wait(kAwait));
+    const auto first = co_await (stream.socket().async_wait(tcp::socket::wait_read, kAwait) ||
+                                 idle.async_wait(kAwait));
     co_return first.index() == 0 && !std::get<0>(std::get<0>(first));
   }
 
@@ -246,13 +265,15 @@ struct HttpServer::Impl {
   asio::awaitable<bool> read_request(beast::tcp_stream& stream, beast::flat_buffer& buffer,
                                      http::request_parser<http::string_body>& parser) {
     stream.expires_after(limits.header_timeout);
-    auto [header_error, header_bytes] = co_await http::async_read_header(stream, buffer, parser, kAwait);
+    auto [header_error, header_bytes] =
+        co_await http::async_read_header(stream, buffer, parser, kAwait);
     if (header_error) {
       co_await refuse(stream, header_error);
       co_return false;
     }
     if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
-      co_await asio::async_write(stream, asio::buffer(std::string_view("HTTP/1.1 100 Continue\r\n\r\n")), kAwait);
+      co_await asio::async_write(
+          stream, asio::buffer(std::string_view("HTTP/1.1 100 Continue\r\n\r\n")), kAwait);
     }
     while (!parser.is_done()) {
       stream.expires_after(limits.body_idle_timeout);
@@ -269,16 +290,21 @@ struct HttpServer::Impl {
   asio::awaitable<void> refuse(beast::tcp_stream& stream, beast::error_code error) {
     int status = 400;
     if (error == http::error::end_of_stream || error == asio::error::operation_aborted ||
-        error == asio::error::connection_reset || error == asio::error::eof || error == beast::error::timeout) {
+        error == asio::error::connection_reset || error == asio::error::eof ||
+        error == beast::error::timeout) {
       co_return;
     }
     if (error == http::error::body_limit) status = 413;
     if (error == http::error::header_limit) status = 431;
     const std::string body = fmt::format(
         R"({{"error":{{"message":"{}","type":"invalid_request_error","param":null,"code":{}}}}})",
-        status == 413 ? fmt::format("the body is longer than {} bytes", limits.max_body_bytes) : error.message(), status);
-    const std::string bytes = answer_head(status, "application/json",
-                                          {{"Content-Length", std::to_string(body.size())}}, false) + "\r\n" + body;
+        status == 413 ? fmt::format("the body is longer than {} bytes", limits.max_body_bytes)
+                      : error.message(),
+        status);
+    const std::string bytes =
+        answer_head(status, "application/json", {{"Content-Length", std::to_string(body.size())}},
+                    false) +
+        "\r\n" + body;
     stream.expires_after(std::chrono::seconds(2));
     co_await asio::async_write(stream, asio::buffer(bytes), kAwait);
     // A client still sending would see a reset instead of the answer: read on for a moment.
@@ -290,7 +316,8 @@ struct HttpServer::Impl {
     }
   }
 
-  void dispatch(http::request<http::string_body> message, const std::string& client, std::shared_ptr<Exchange> exchange) {
+  void dispatch(http::request<http::string_body> message, const std::string& client,
+                std::shared_ptr<Exchange> exchange) {
     HttpRequest request;
     request.method = std::string(message.method_string());
     const std::string_view target(message.target().data(), message.target().size());
@@ -308,15 +335,18 @@ struct HttpServer::Impl {
     workers->post([this, request = std::move(request), responder = std::move(responder)]() mutable {
       try {
         handler(std::move(request), responder);
-      } catch (const std::exception& error) {  // a handler answers its own errors; this is our mistake
+      } catch (
+          const std::exception& error) {  // a handler answers its own errors; this is our mistake
         log_error("handler: {}", error.what());
         responder->send(500, "text/plain", "internal error\n", {});
       }
     });
   }
 
-  // Moves the answer to the socket and watches for the client going away. False: the connection is dead.
-  asio::awaitable<bool> write_answer(beast::tcp_stream& stream, beast::flat_buffer& buffer, Exchange& exchange) {
+  // Moves the answer to the socket and watches for the client going away. False: the connection is
+  // dead.
+  asio::awaitable<bool> write_answer(beast::tcp_stream& stream, beast::flat_buffer& buffer,
+                                     Exchange& exchange) {
     bool watch = buffer.size() == 0;  // bytes of a next request are there already: nothing to watch
     for (;;) {
       if (exchange.gone()) co_return false;
@@ -324,7 +354,8 @@ struct HttpServer::Impl {
       if (auto piece = exchange.take()) {
         stream.expires_after(limits.write_idle_timeout);
         if (!piece->bytes.empty()) {
-          auto [error, bytes] = co_await asio::async_write(stream, asio::buffer(piece->bytes), kAwait);
+          auto [error, bytes] =
+              co_await asio::async_write(stream, asio::buffer(piece->bytes), kAwait);
           if (error) co_return false;
         }
         stream.expires_never();
@@ -341,7 +372,8 @@ struct HttpServer::Impl {
       char byte;
       beast::error_code error;
       stream.socket().non_blocking(true, error);
-      const size_t got = stream.socket().receive(asio::buffer(&byte, 1), tcp::socket::message_peek, error);
+      const size_t got =
+          stream.socket().receive(asio::buffer(&byte, 1), tcp::socket::message_peek, error);
       if (error == asio::error::would_block) continue;
       if (error || got == 0) co_return false;
       watch = false;
@@ -349,8 +381,8 @@ struct HttpServer::Impl {
   }
 };
 
-HttpServer::HttpServer(const std::string& host, uint16_t port, const HttpLimits& limits, int num_workers,
-                       HttpHandler handler)
+HttpServer::HttpServer(const std::string& host, uint16_t port, const HttpLimits& limits,
+                       int num_workers, HttpHandler handler)
     : impl_(std::make_unique<Impl>()) {
   impl_->limits = limits;
   impl_->handler = std::move(handler);
@@ -370,10 +402,16 @@ HttpServer::HttpServer(const std::string& host, uint16_t port, const HttpLimits&
   impl_->io_thread = std::thread([this] { impl_->io.run(); });
 }
 
-HttpServer::~HttpServer() { stop(); }
+HttpServer::~HttpServer() {
+  stop();
+}
 
-uint16_t HttpServer::port() const { return impl_->acceptor.local_endpoint().port(); }
-int HttpServer::num_connections() const { return impl_->connections; }
+uint16_t HttpServer::port() const {
+  return impl_->acceptor.local_endpoint().port();
+}
+int HttpServer::num_connections() const {
+  return impl_->connections;
+}
 
 bool HttpServer::drain(std::chrono::milliseconds timeout) {
   impl_->draining = true;

@@ -16,7 +16,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::string get(const std::string& path) { return "GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n"; }
+std::string get(const std::string& path) {
+  return "GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n";
+}
 
 // A flag that another thread raises.
 class Signal {
@@ -49,7 +51,8 @@ HttpLimits quick_limits() {
 }
 
 void echo(HttpRequest request, std::shared_ptr<HttpResponder> responder) {
-  responder->send(200, "text/plain", request.method + " " + request.path + "?" + request.query + " " + request.body);
+  responder->send(200, "text/plain",
+                  request.method + " " + request.path + "?" + request.query + " " + request.body);
 }
 
 TEST(HttpServer, answers_and_keeps_the_connection) {
@@ -84,13 +87,14 @@ TEST(HttpServer, refuses_what_is_over_a_limit_or_no_http) {
 
 TEST(HttpServer, a_stream_arrives_in_pieces_as_they_are_written) {
   Signal first_seen;
-  HttpServer server("127.0.0.1", 0, {}, 1, [&](HttpRequest, std::shared_ptr<HttpResponder> responder) {
-    responder->begin_stream(200, "text/event-stream");
-    responder->write("data: one\n\n");
-    ASSERT_TRUE(first_seen.wait());
-    responder->write("data: two\n\n");
-    responder->end();
-  });
+  HttpServer server("127.0.0.1", 0, {}, 1,
+                    [&](HttpRequest, std::shared_ptr<HttpResponder> responder) {
+                      responder->begin_stream(200, "text/event-stream");
+                      responder->write("data: one\n\n");
+                      ASSERT_TRUE(first_seen.wait());
+                      responder->write("data: two\n\n");
+                      responder->end();
+                    });
   Client client(server.port());
   client.send(get("/"));
   std::string text = client.read_until("data: one\n\n\r\n");
@@ -102,11 +106,12 @@ TEST(HttpServer, a_stream_arrives_in_pieces_as_they_are_written) {
 TEST(HttpServer, notices_a_client_that_leaves_before_the_answer) {
   Signal asked, left;
   std::shared_ptr<HttpResponder> kept;
-  HttpServer server("127.0.0.1", 0, {}, 1, [&](HttpRequest, std::shared_ptr<HttpResponder> responder) {
-    responder->on_gone([&] { left.raise(); });
-    kept = responder;
-    asked.raise();
-  });
+  HttpServer server("127.0.0.1", 0, {}, 1,
+                    [&](HttpRequest, std::shared_ptr<HttpResponder> responder) {
+                      responder->on_gone([&] { left.raise(); });
+                      kept = responder;
+                      asked.raise();
+                    });
   Client client(server.port());
   client.send(get("/"));
   ASSERT_TRUE(asked.wait());
@@ -121,13 +126,14 @@ TEST(HttpServer, gives_up_on_a_client_that_does_not_read) {
   HttpLimits limits;
   limits.max_unsent_bytes = 1 << 20;
   Signal left;
-  HttpServer server("127.0.0.1", 0, limits, 1, [&](HttpRequest, std::shared_ptr<HttpResponder> responder) {
-    responder->on_gone([&] { left.raise(); });
-    responder->begin_stream(200, "text/plain");
-    const std::string piece(64 << 10, 'x');
-    for (int i = 0; i < 4096 && !responder->gone(); ++i) responder->write(piece);
-    EXPECT_TRUE(responder->gone());
-  });
+  HttpServer server("127.0.0.1", 0, limits, 1,
+                    [&](HttpRequest, std::shared_ptr<HttpResponder> responder) {
+                      responder->on_gone([&] { left.raise(); });
+                      responder->begin_stream(200, "text/plain");
+                      const std::string piece(64 << 10, 'x');
+                      for (int i = 0; i < 4096 && !responder->gone(); ++i) responder->write(piece);
+                      EXPECT_TRUE(responder->gone());
+                    });
   Client client(server.port());
   client.send(get("/"));
   EXPECT_TRUE(left.wait());
@@ -142,11 +148,12 @@ TEST(HttpServer, a_dropped_responder_is_an_error_answer) {
 
 TEST(HttpServer, drain_waits_for_answers_in_progress) {
   Signal asked, finish;
-  HttpServer server("127.0.0.1", 0, {}, 1, [&](HttpRequest, std::shared_ptr<HttpResponder> responder) {
-    asked.raise();
-    ASSERT_TRUE(finish.wait());
-    responder->send(200, "text/plain", "done");
-  });
+  HttpServer server("127.0.0.1", 0, {}, 1,
+                    [&](HttpRequest, std::shared_ptr<HttpResponder> responder) {
+                      asked.raise();
+                      ASSERT_TRUE(finish.wait());
+                      responder->send(200, "text/plain", "done");
+                    });
   Client client(server.port());
   client.send(get("/"));
   ASSERT_TRUE(asked.wait());
@@ -165,11 +172,12 @@ TEST(HttpServer, holds_a_thousand_streams) {
   constexpr int kStreams = 1000;
   std::mutex mutex;
   std::vector<std::shared_ptr<HttpResponder>> open;
-  HttpServer server("127.0.0.1", 0, {}, 1, [&](HttpRequest, std::shared_ptr<HttpResponder> responder) {
-    const std::lock_guard lock(mutex);
-    responder->begin_stream(200, "text/event-stream");
-    open.push_back(std::move(responder));
-  });
+  HttpServer server("127.0.0.1", 0, {}, 1,
+                    [&](HttpRequest, std::shared_ptr<HttpResponder> responder) {
+                      const std::lock_guard lock(mutex);
+                      responder->begin_stream(200, "text/event-stream");
+                      open.push_back(std::move(responder));
+                    });
   std::vector<Client> clients;
   for (int i = 0; i < kStreams; ++i) {
     clients.emplace_back(server.port());
@@ -178,7 +186,8 @@ TEST(HttpServer, holds_a_thousand_streams) {
   for (auto& client : clients) client.read_until("\r\n\r\n");
   const std::lock_guard lock(mutex);
   for (auto& responder : open) responder->write("data: x\n\n");
-  for (auto& client : clients) EXPECT_EQ(client.read_until("data: x\n\n\r\n"), "9\r\ndata: x\n\n\r\n");
+  for (auto& client : clients)
+    EXPECT_EQ(client.read_until("data: x\n\n\r\n"), "9\r\ndata: x\n\n\r\n");
   for (auto& responder : open) responder->end();
   for (auto& client : clients) EXPECT_EQ(client.read_until("0\r\n\r\n"), "0\r\n\r\n");
 }
@@ -189,7 +198,8 @@ TEST(HttpServer, an_address_in_use_is_named) {
     HttpServer second("127.0.0.1", first.port(), {}, 1, echo);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(std::to_string(first.port())), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(std::to_string(first.port())), std::string::npos)
+        << error.what();
   }
 }
 

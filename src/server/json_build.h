@@ -10,7 +10,8 @@
 
 namespace m3 {
 
-// What can stand as a value in json_object({{"n", 1}, {"text", "x"}, {"list", JsonValue::array()}}).
+// What can stand as a value in json_object({{"n", 1}, {"text", "x"}, {"list",
+// JsonValue::array()}}).
 struct JsonArg {
   JsonValue value;
   JsonArg(JsonValue v) : value(std::move(v)) {}  // NOLINT: implicit on purpose, here and below

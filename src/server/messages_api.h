@@ -1,4 +1,5 @@
-// POST /v1/messages and /v1/messages/count_tokens, as Anthropic clients speak (serving.md §3 to §9).
+// POST /v1/messages and /v1/messages/count_tokens, as Anthropic clients speak (serving.md §3 to
+// §9).
 #pragma once
 #include <memory>
 

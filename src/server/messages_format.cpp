@@ -35,22 +35,29 @@ class MessagesFormat : public AnswerFormat {
     JsonValue content = JsonValue::array();
     for (const AnswerItem& item : choice.items) {
       if (item.kind == AnswerItem::Kind::kReasoning) {
-        content.push_back(json_object({{"type", "thinking"}, {"thinking", item.text}, {"signature", kSignature}}));
+        content.push_back(json_object(
+            {{"type", "thinking"}, {"thinking", item.text}, {"signature", kSignature}}));
       } else if (item.kind == AnswerItem::Kind::kContent) {
         content.push_back(json_object({{"type", "text"}, {"text", item.text}}));
       } else {
         const AnswerCall& call = choice.calls[item.call];
-        content.push_back(json_object({{"type", "tool_use"}, {"id", call.id}, {"name", call.name}, {"input", arguments_json(call)}}));
+        content.push_back(json_object({{"type", "tool_use"},
+                                       {"id", call.id},
+                                       {"name", call.name},
+                                       {"input", arguments_json(call)}}));
       }
     }
-    JsonValue message = head(answer, std::move(content), JsonValue::string(stop_reason(choice)),
-                             choice.stop_string.empty() ? JsonValue() : JsonValue::string(choice.stop_string));
-    if (!choice.parse_error.empty()) message.append_member("parse_error", JsonValue::string(choice.parse_error));
+    JsonValue message =
+        head(answer, std::move(content), JsonValue::string(stop_reason(choice)),
+             choice.stop_string.empty() ? JsonValue() : JsonValue::string(choice.stop_string));
+    if (!choice.parse_error.empty())
+      message.append_member("parse_error", JsonValue::string(choice.parse_error));
     return message;
   }
 
   std::string stream_begin(Answer& answer) override {
-    return event("message_start", {{"message", head(answer, JsonValue::array(), JsonValue(), JsonValue())}});
+    return event("message_start",
+                 {{"message", head(answer, JsonValue::array(), JsonValue(), JsonValue())}});
   }
 
   std::string stream_event(Answer& answer, int choice, const OutputEvent& e) override {
@@ -66,10 +73,15 @@ class MessagesFormat : public AnswerFormat {
       case Kind::kCallBegin: {
         const AnswerCall& call = answer.choices[choice].calls[e.call];
         out = close();  // two calls follow each other in blocks of the same kind
-        return out += open(Block::kCall, {{"type", "tool_use"}, {"id", call.id}, {"name", call.name}, {"input", JsonValue::object()}});
+        return out += open(Block::kCall, {{"type", "tool_use"},
+                                          {"id", call.id},
+                                          {"name", call.name},
+                                          {"input", JsonValue::object()}});
       }
-      case Kind::kCallArguments: return delta({{"type", "input_json_delta"}, {"partial_json", e.text}});
-      case Kind::kCallEnd: return close();
+      case Kind::kCallArguments:
+        return delta({{"type", "input_json_delta"}, {"partial_json", e.text}});
+      case Kind::kCallEnd:
+        return close();
     }
     return {};
   }
@@ -80,9 +92,13 @@ class MessagesFormat : public AnswerFormat {
     const AnswerChoice& choice = answer.choices.front();
     JsonValue change = json_object(
         {{"stop_reason", stop_reason(choice)},
-         {"stop_sequence", choice.stop_string.empty() ? JsonValue() : JsonValue::string(choice.stop_string)}});
-    if (!choice.parse_error.empty()) change.append_member("parse_error", JsonValue::string(choice.parse_error));
-    return event("message_delta", {{"delta", std::move(change)}, {"usage", usage_json(answer)}, {"timings", timings_json(answer)}}) +
+         {"stop_sequence",
+          choice.stop_string.empty() ? JsonValue() : JsonValue::string(choice.stop_string)}});
+    if (!choice.parse_error.empty())
+      change.append_member("parse_error", JsonValue::string(choice.parse_error));
+    return event("message_delta", {{"delta", std::move(change)},
+                                   {"usage", usage_json(answer)},
+                                   {"timings", timings_json(answer)}}) +
            event("message_stop", {});
   }
 
@@ -108,16 +124,19 @@ class MessagesFormat : public AnswerFormat {
     if (open_ == kind) return {};
     std::string out = close();
     open_ = kind;
-    return out + event("content_block_start", {{"index", index_}, {"content_block", json_object(members)}});
+    return out + event("content_block_start",
+                       {{"index", index_}, {"content_block", json_object(members)}});
   }
   std::string close() {
     if (open_ == Block::kNone) return {};
     std::string out;
-    if (open_ == Block::kThinking) out = delta({{"type", "signature_delta"}, {"signature", kSignature}});
+    if (open_ == Block::kThinking)
+      out = delta({{"type", "signature_delta"}, {"signature", kSignature}});
     open_ = Block::kNone;
     return out + event("content_block_stop", {{"index", index_++}});
   }
-  static JsonValue head(const Answer& answer, JsonValue content, JsonValue stop_reason, JsonValue stop_sequence) {
+  static JsonValue head(const Answer& answer, JsonValue content, JsonValue stop_reason,
+                        JsonValue stop_sequence) {
     return json_object({{"id", answer.id},
                         {"type", "message"},
                         {"role", "assistant"},
@@ -135,6 +154,8 @@ class MessagesFormat : public AnswerFormat {
 
 }  // namespace
 
-std::unique_ptr<AnswerFormat> messages_format(const ApiRequest& request) { return std::make_unique<MessagesFormat>(); }
+std::unique_ptr<AnswerFormat> messages_format(const ApiRequest& request) {
+  return std::make_unique<MessagesFormat>();
+}
 
 }  // namespace m3

@@ -25,7 +25,8 @@ ChatMedia decode(const MediaSource& source) {
       M3_CHECK(is_film(kind), "want a film, the file is {}", media_kind_name(kind));
       return chat_video(preprocess_video(bytes, {.target_fps = source.fps}));
     }
-    M3_CHECK(is_picture(kind), "want a picture (JPEG, PNG, WebP or GIF), the file is {}", media_kind_name(kind));
+    M3_CHECK(is_picture(kind), "want a picture (JPEG, PNG, WebP or GIF), the file is {}",
+             media_kind_name(kind));
     return chat_image(preprocess_image(bytes));
   } catch (const Error& error) {
     refuse_field(source.where, error.what());
@@ -43,7 +44,8 @@ BuiltPrompt PromptBuilder::build_chat(const ApiRequest& request) const {
   for (const MediaSource& source : request.media) {
     const auto start = std::chrono::steady_clock::now();
     media.push_back(decode(source));
-    built.media_seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    built.media_seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     (source.is_video ? built.video_tokens : built.image_tokens) += media.back().grid.num_tokens();
     built.media.push_back(media.back().input);
   }
@@ -51,7 +53,8 @@ BuiltPrompt PromptBuilder::build_chat(const ApiRequest& request) const {
   options.thinking_mode = request.thinking_mode;
   options.model_identity = request.model_identity;
   try {
-    ChatPrompt prompt = build_chat_prompt(tokenizer_, request.messages, request.tools, options, media);
+    ChatPrompt prompt =
+        build_chat_prompt(tokenizer_, request.messages, request.tools, options, media);
     built.text = std::move(prompt.text);
     built.ids = std::move(prompt.ids);
   } catch (const Error& error) {
@@ -76,12 +79,14 @@ BuiltPrompt PromptBuilder::build_plain(const RawPrompt& prompt) const {
   return built;
 }
 
-GenerationRequest PromptBuilder::generation(const ApiRequest& request, const BuiltPrompt& prompt, int64_t rest) {
+GenerationRequest PromptBuilder::generation(const ApiRequest& request, const BuiltPrompt& prompt,
+                                            int64_t rest) {
   GenerationRequest generation;
   generation.prompt = prompt.ids;
   generation.media = prompt.media;
   generation.sampling = request.sampling;
-  if (!request.has_seed) generation.sampling.seed = uint64_t{std::random_device{}()} << 32 | std::random_device{}();
+  if (!request.has_seed)
+    generation.sampling.seed = uint64_t{std::random_device{}()} << 32 | std::random_device{}();
   generation.max_tokens = std::min(request.max_tokens.value_or(rest), rest);
   generation.min_tokens = std::min(request.min_tokens, generation.max_tokens);
   generation.stop_ids = request.stop_token_ids;
@@ -100,7 +105,8 @@ GenerationRequest PromptBuilder::generation(const ApiRequest& request, const Bui
   return generation;
 }
 
-std::shared_ptr<TokenGuide> PromptBuilder::guide(const ApiRequest& request, const BuiltPrompt& prompt) {
+std::shared_ptr<TokenGuide> PromptBuilder::guide(const ApiRequest& request,
+                                                 const BuiltPrompt& prompt) {
   using Kind = ToolChoice::Kind;
   const Kind choice = request.tool_choice.kind;
   const bool forced = choice == Kind::kRequired || choice == Kind::kNamed;
@@ -111,13 +117,15 @@ std::shared_ptr<TokenGuide> PromptBuilder::guide(const ApiRequest& request, cons
   };
   if (forced) {
     // Who asks for thinking gets it before the call; in adaptive mode the call comes at once.
-    return std::make_shared<GrammarGuide>(answer(tool_grammar(request), request.thinking_mode != "enabled"));
+    return std::make_shared<GrammarGuide>(
+        answer(tool_grammar(request), request.thinking_mode != "enabled"));
   }
   const bool may_call = choice == Kind::kAuto && !request.tools.empty();
   if (request.form.kind != AnswerForm::Kind::kText) {
     auto form = form_grammar(request.form);
     if (!may_call) return std::make_shared<GrammarGuide>(answer(std::move(form), is_plain));
-    std::vector<AnswerGuide> guides = {answer(std::move(form), false), answer(tool_grammar(request), false)};
+    std::vector<AnswerGuide> guides = {answer(std::move(form), false),
+                                       answer(tool_grammar(request), false)};
     return std::make_shared<EitherGuide>(std::move(guides));
   }
   bool strict = false;
@@ -126,16 +134,22 @@ std::shared_ptr<TokenGuide> PromptBuilder::guide(const ApiRequest& request, cons
     strict = strict || (flag != nullptr && flag->is_bool() && flag->as_bool());
   }
   if (!may_call || !strict) return nullptr;
-  return std::make_shared<ToolBlockGuide>(tool_grammar(request), tokenizer_.require_added_id(chat_token::kNamespace));
+  return std::make_shared<ToolBlockGuide>(tool_grammar(request),
+                                          tokenizer_.require_added_id(chat_token::kNamespace));
 }
 
 std::shared_ptr<const Grammar> PromptBuilder::form_grammar(const AnswerForm& form) {
   try {
     switch (form.kind) {
-      case AnswerForm::Kind::kJsonObject: return cached("object", [&] { return Grammar::json_object(trie()); });
-      case AnswerForm::Kind::kRegex: return cached("regex " + form.regex, [&] { return Grammar::regex(trie(), form.regex); });
-      case AnswerForm::Kind::kChoice: return Grammar::choice(trie(), form.choices);
-      default: return cached("schema " + form.schema.dump(), [&] { return Grammar::json_schema(trie(), form.schema); });
+      case AnswerForm::Kind::kJsonObject:
+        return cached("object", [&] { return Grammar::json_object(trie()); });
+      case AnswerForm::Kind::kRegex:
+        return cached("regex " + form.regex, [&] { return Grammar::regex(trie(), form.regex); });
+      case AnswerForm::Kind::kChoice:
+        return Grammar::choice(trie(), form.choices);
+      default:
+        return cached("schema " + form.schema.dump(),
+                      [&] { return Grammar::json_schema(trie(), form.schema); });
     }
   } catch (const Error& error) {
     refuse_field(form.where, error.what());
@@ -151,7 +165,8 @@ std::shared_ptr<const Grammar> PromptBuilder::tool_grammar(const ApiRequest& req
     tools.push_back(tool);
     key += " " + tool.function.dump();
   }
-  const ToolCallRules rules{request.parallel_tool_calls, tokenizer_.require_added_id(chat_token::kNamespace)};
+  const ToolCallRules rules{request.parallel_tool_calls,
+                            tokenizer_.require_added_id(chat_token::kNamespace)};
   try {
     return cached(key, [&] { return Grammar::tool_calls(trie(), tools, rules); });
   } catch (const Error& error) {
@@ -166,8 +181,8 @@ std::shared_ptr<const TokenTrie> PromptBuilder::trie() {
 }
 
 // Two requests may compile the same grammar at the same time; no lock is held over that.
-std::shared_ptr<const Grammar> PromptBuilder::cached(const std::string& key,
-                                                     const std::function<std::shared_ptr<const Grammar>()>& make) {
+std::shared_ptr<const Grammar> PromptBuilder::cached(
+    const std::string& key, const std::function<std::shared_ptr<const Grammar>()>& make) {
   {
     const std::lock_guard lock(mutex_);
     for (auto it = grammars_.begin(); it != grammars_.end(); ++it) {

@@ -1,5 +1,5 @@
-// From a request of any API family to what the engine takes: media decoded, text rendered and tokenised, grammars
-// compiled. Runs in a worker. Complaints are ApiErrors that name the field.
+// From a request of any API family to what the engine takes: media decoded, text rendered and
+// tokenised, grammars compiled. Runs in a worker. Complaints are ApiErrors that name the field.
 #pragma once
 #include <list>
 #include <map>
@@ -31,21 +31,24 @@ class PromptBuilder {
   BuiltPrompt build_chat(const ApiRequest& request) const;
   BuiltPrompt build_plain(const RawPrompt& prompt) const;
 
-  // Everything but the choice index: sampling, limits, guide. `rest`: tokens that the context leaves for the answer.
+  // Everything but the choice index: sampling, limits, guide. `rest`: tokens that the context
+  // leaves for the answer.
   GenerationRequest generation(const ApiRequest& request, const BuiltPrompt& prompt, int64_t rest);
 
  private:
   std::shared_ptr<TokenGuide> guide(const ApiRequest& request, const BuiltPrompt& prompt);
   std::shared_ptr<const Grammar> form_grammar(const AnswerForm& form);
   std::shared_ptr<const Grammar> tool_grammar(const ApiRequest& request);
-  std::shared_ptr<const Grammar> cached(const std::string& key, const std::function<std::shared_ptr<const Grammar>()>& make);
+  std::shared_ptr<const Grammar> cached(
+      const std::string& key, const std::function<std::shared_ptr<const Grammar>()>& make);
   std::shared_ptr<const TokenTrie> trie();
 
   const Tokenizer& tokenizer_;
   const std::vector<int32_t> stop_ids_;
   std::mutex mutex_;  // guards what follows
   std::shared_ptr<const TokenTrie> trie_;
-  std::list<std::pair<std::string, std::shared_ptr<const Grammar>>> grammars_;  // most recently used first
+  std::list<std::pair<std::string, std::shared_ptr<const Grammar>>>
+      grammars_;  // most recently used first
 };
 
 }  // namespace m3

@@ -8,9 +8,14 @@ namespace m3 {
 namespace {
 
 JsonValue text_part(const std::string& text) {
-  return json_object({{"type", "output_text"}, {"text", text}, {"annotations", JsonValue::array()}, {"logprobs", JsonValue::array()}});
+  return json_object({{"type", "output_text"},
+                      {"text", text},
+                      {"annotations", JsonValue::array()},
+                      {"logprobs", JsonValue::array()}});
 }
-JsonValue reasoning_part(const std::string& text) { return json_object({{"type", "reasoning_text"}, {"text", text}}); }
+JsonValue reasoning_part(const std::string& text) {
+  return json_object({{"type", "reasoning_text"}, {"text", text}});
+}
 
 class ResponsesFormat : public AnswerFormat {
  public:
@@ -39,13 +44,16 @@ class ResponsesFormat : public AnswerFormat {
     if (index != open_) {
       out = close(answer);
       open_ = index;
-      out += event("response.output_item.added", {{"output_index", index}, {"item", item_json(answer, index, false)}});
+      out += event("response.output_item.added",
+                   {{"output_index", index}, {"item", item_json(answer, index, false)}});
       if (!is_call(answer)) out += part_event(answer, "response.content_part.added", "");
     }
     if (e.kind == OutputEvent::Kind::kCallBegin) return out;
     if (e.kind == OutputEvent::Kind::kCallArguments) {
-      return out + event("response.function_call_arguments.delta",
-                         {{"item_id", item_id(answer, index)}, {"output_index", index}, {"delta", e.text}});
+      return out +
+             event(
+                 "response.function_call_arguments.delta",
+                 {{"item_id", item_id(answer, index)}, {"output_index", index}, {"delta", e.text}});
     }
     return out + text_event(answer, "delta", "delta", e.text);
   }
@@ -59,8 +67,10 @@ class ResponsesFormat : public AnswerFormat {
   }
 
   std::string stream_error(Answer& answer, const ApiError& error) override {
-    const JsonValue problem = json_object({{"code", error.code.empty() ? "server_error" : error.code}, {"message", error.what()}});
-    return event("response.failed", {{"response", response(answer, "failed", JsonValue::array(), problem, false)}});
+    const JsonValue problem = json_object(
+        {{"code", error.code.empty() ? "server_error" : error.code}, {"message", error.what()}});
+    return event("response.failed",
+                 {{"response", response(answer, "failed", JsonValue::array(), problem, false)}});
   }
 
  private:
@@ -73,11 +83,17 @@ class ResponsesFormat : public AnswerFormat {
     return sse_event(type, data);
   }
 
-  static const AnswerItem& item_of(const Answer& answer, size_t index) { return answer.choices.front().items[index]; }
-  bool is_call(const Answer& answer) const { return item_of(answer, open_).kind == AnswerItem::Kind::kCall; }
+  static const AnswerItem& item_of(const Answer& answer, size_t index) {
+    return answer.choices.front().items[index];
+  }
+  bool is_call(const Answer& answer) const {
+    return item_of(answer, open_).kind == AnswerItem::Kind::kCall;
+  }
   static std::string item_id(const Answer& answer, size_t index) {
     const auto kind = item_of(answer, index).kind;
-    const char* prefix = kind == AnswerItem::Kind::kCall ? "fc" : kind == AnswerItem::Kind::kContent ? "msg" : "rs";
+    const char* prefix = kind == AnswerItem::Kind::kCall      ? "fc"
+                         : kind == AnswerItem::Kind::kContent ? "msg"
+                                                              : "rs";
     return fmt::format("{}_{}_{}", prefix, answer.request_id, index);
   }
 
@@ -90,11 +106,20 @@ class ResponsesFormat : public AnswerFormat {
     switch (item.kind) {
       case AnswerItem::Kind::kReasoning:
         if (done) parts.push_back(reasoning_part(item.text));
-        return json_object({{"id", id}, {"type", "reasoning"}, {"summary", JsonValue::array()}, {"content", std::move(parts)}, {"status", status}});
+        return json_object({{"id", id},
+                            {"type", "reasoning"},
+                            {"summary", JsonValue::array()},
+                            {"content", std::move(parts)},
+                            {"status", status}});
       case AnswerItem::Kind::kContent:
         if (done) parts.push_back(text_part(item.text));
-        return json_object({{"id", id}, {"type", "message"}, {"role", "assistant"}, {"content", std::move(parts)}, {"status", status}});
-      case AnswerItem::Kind::kCall: break;
+        return json_object({{"id", id},
+                            {"type", "message"},
+                            {"role", "assistant"},
+                            {"content", std::move(parts)},
+                            {"status", status}});
+      case AnswerItem::Kind::kCall:
+        break;
     }
     const AnswerCall& call = answer.choices.front().calls[item.call];
     return json_object({{"id", id},
@@ -112,14 +137,16 @@ class ResponsesFormat : public AnswerFormat {
                         {"content_index", 0},
                         {"part", is_text ? text_part(text) : reasoning_part(text)}});
   }
-  std::string text_event(const Answer& answer, const char* what, const char* key, const std::string& text) {
+  std::string text_event(const Answer& answer, const char* what, const char* key,
+                         const std::string& text) {
     const bool is_text = item_of(answer, open_).kind == AnswerItem::Kind::kContent;
-    JsonValue data = json_object({{"type", fmt::format("response.{}_text.{}", is_text ? "output" : "reasoning", what)},
-                                  {"sequence_number", sequence_++},
-                                  {"item_id", item_id(answer, open_)},
-                                  {"output_index", open_},
-                                  {"content_index", 0},
-                                  {key, text}});
+    JsonValue data = json_object(
+        {{"type", fmt::format("response.{}_text.{}", is_text ? "output" : "reasoning", what)},
+         {"sequence_number", sequence_++},
+         {"item_id", item_id(answer, open_)},
+         {"output_index", open_},
+         {"content_index", 0},
+         {key, text}});
     if (is_text) data.append_member("logprobs", JsonValue::array());
     return sse_event(data.find("type")->text(), data);
   }
@@ -139,36 +166,41 @@ class ResponsesFormat : public AnswerFormat {
       out = text_event(answer, "done", "text", item.text);
       out += part_event(answer, "response.content_part.done", item.text);
     }
-    out += event("response.output_item.done", {{"output_index", open_}, {"item", item_json(answer, open_, true)}});
+    out += event("response.output_item.done",
+                 {{"output_index", open_}, {"item", item_json(answer, open_, true)}});
     open_ = -1;
     return out;
   }
 
-  JsonValue response(const Answer& answer, const char* status, JsonValue output, JsonValue error, bool with_usage) const {
+  JsonValue response(const Answer& answer, const char* status, JsonValue output, JsonValue error,
+                     bool with_usage) const {
     const AnswerChoice& choice = answer.choices.front();
-    JsonValue json = json_object({{"id", answer.id},
-                                  {"object", "response"},
-                                  {"created_at", answer.created},
-                                  {"status", status},
-                                  {"model", answer.model},
-                                  {"error", std::move(error)},
-                                  {"incomplete_details", choice.finish_reason == "length" && with_usage
-                                                             ? json_object({{"reason", "max_output_tokens"}})
-                                                             : JsonValue()},
-                                  {"output", std::move(output)},
-                                  {"usage", with_usage ? usage(answer) : JsonValue()},
-                                  {"thinking_mode", answer.thinking_mode}});
+    JsonValue json =
+        json_object({{"id", answer.id},
+                     {"object", "response"},
+                     {"created_at", answer.created},
+                     {"status", status},
+                     {"model", answer.model},
+                     {"error", std::move(error)},
+                     {"incomplete_details", choice.finish_reason == "length" && with_usage
+                                                ? json_object({{"reason", "max_output_tokens"}})
+                                                : JsonValue()},
+                     {"output", std::move(output)},
+                     {"usage", with_usage ? usage(answer) : JsonValue()},
+                     {"thinking_mode", answer.thinking_mode}});
     for (size_t i = 0; i < echo_.size(); ++i) json.append_member(echo_.keys()[i], echo_.items()[i]);
-    if (!choice.parse_error.empty()) json.append_member("parse_error", JsonValue::string(choice.parse_error));
+    if (!choice.parse_error.empty())
+      json.append_member("parse_error", JsonValue::string(choice.parse_error));
     return json;
   }
 
   static JsonValue usage(const Answer& answer) {
-    return json_object({{"input_tokens", answer.prompt_tokens},
-                        {"input_tokens_details", prompt_details(answer)},
-                        {"output_tokens", answer.completion_tokens()},
-                        {"output_tokens_details", json_object({{"reasoning_tokens", answer.reasoning_tokens()}})},
-                        {"total_tokens", answer.prompt_tokens + answer.completion_tokens()}});
+    return json_object(
+        {{"input_tokens", answer.prompt_tokens},
+         {"input_tokens_details", prompt_details(answer)},
+         {"output_tokens", answer.completion_tokens()},
+         {"output_tokens_details", json_object({{"reasoning_tokens", answer.reasoning_tokens()}})},
+         {"total_tokens", answer.prompt_tokens + answer.completion_tokens()}});
   }
 
   const JsonValue echo_;
@@ -178,6 +210,8 @@ class ResponsesFormat : public AnswerFormat {
 
 }  // namespace
 
-std::unique_ptr<AnswerFormat> responses_format(const ApiRequest& request) { return std::make_unique<ResponsesFormat>(request); }
+std::unique_ptr<AnswerFormat> responses_format(const ApiRequest& request) {
+  return std::make_unique<ResponsesFormat>(request);
+}
 
 }  // namespace m3

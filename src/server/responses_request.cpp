@@ -10,11 +10,12 @@ namespace m3 {
 
 namespace {
 
-// The list of input items as turns: what one assistant turn consists of (reasoning, text, calls) comes as
-// several items.
+// The list of input items as turns: what one assistant turn consists of (reasoning, text, calls)
+// comes as several items.
 class InputReader {
  public:
-  InputReader(ConversationBuilder& builder, std::optional<std::string> instructions) : builder_(builder) {
+  InputReader(ConversationBuilder& builder, std::optional<std::string> instructions)
+      : builder_(builder) {
     if (!instructions) return;
     system_ = {.role = "system", .content = {ContentPart::of_text(*std::move(instructions))}};
     system_where_ = "instructions";
@@ -27,8 +28,9 @@ class InputReader {
     if (type == "message") {
       message(fields, where);
     } else if (type == "function_call") {
-      assistant(where).tool_calls.push_back(builder_.call(fields.required_text("call_id"), fields.required_text("name"),
-                                                          fields.take("arguments"), fields.path("arguments")));
+      assistant(where).tool_calls.push_back(
+          builder_.call(fields.required_text("call_id"), fields.required_text("name"),
+                        fields.take("arguments"), fields.path("arguments")));
     } else if (type == "function_call_output") {
       end_assistant();
       builder_.check_result_id(fields.required_text("call_id"), fields.path("call_id"));
@@ -48,8 +50,10 @@ class InputReader {
       Message& turn = assistant(where);
       if (!text.empty()) turn.reasoning = turn.reasoning.value_or("") + text;
     } else {
-      refuse_field(fields.path("type"), fmt::format("is '{}', want message, function_call, function_call_output or reasoning",
-                                                    type.substr(0, 64)));
+      refuse_field(
+          fields.path("type"),
+          fmt::format("is '{}', want message, function_call, function_call_output or reasoning",
+                      type.substr(0, 64)));
     }
   }
 
@@ -67,7 +71,8 @@ class InputReader {
  private:
   void message(FieldReader& fields, const std::string& where) {
     const auto role = fields.word("role", {"user", "assistant", "system", "developer"});
-    if (!role) refuse_field(fields.path("role"), "is missing, want user, assistant, system or developer");
+    if (!role)
+      refuse_field(fields.path("role"), "is missing, want user, assistant, system or developer");
     std::vector<ContentPart> parts = content(fields, "content");
     if (*role == "assistant") {
       Message& turn = assistant(where);
@@ -76,7 +81,8 @@ class InputReader {
     }
     end_assistant();
     const bool joins = *role != "user" && system_;
-    if (joins) {  // the instructions, and a developer message at the head of the input: M3 has one block for both
+    if (joins) {  // the instructions, and a developer message at the head of the input: M3 has one
+                  // block for both
       system_->content.push_back(ContentPart::of_text("\n\n"));
       system_->content.insert(system_->content.end(), parts.begin(), parts.end());
       end_system();
@@ -94,23 +100,31 @@ class InputReader {
       if (!content->text().empty()) parts.push_back(ContentPart::of_text(content->text()));
       return parts;
     }
-    if (!content->is_array()) refuse_field(where, fmt::format("is of type {}, want a string or a list of parts", content->kind_name()));
-    for (size_t i = 0; i < content->size(); ++i) parts.push_back(part(content->items()[i], fmt::format("{}[{}]", where, i)));
+    if (!content->is_array())
+      refuse_field(where, fmt::format("is of type {}, want a string or a list of parts",
+                                      content->kind_name()));
+    for (size_t i = 0; i < content->size(); ++i)
+      parts.push_back(part(content->items()[i], fmt::format("{}[{}]", where, i)));
     return parts;
   }
 
   ContentPart part(const JsonValue& json, const std::string& where) {
     FieldReader fields(json, where);
     const std::string type = fields.required_text("type");
-    if (type == "input_text" || type == "output_text" || type == "text") return ContentPart::of_text(fields.required_text("text"));
+    if (type == "input_text" || type == "output_text" || type == "text")
+      return ContentPart::of_text(fields.required_text("text"));
     if (type == "refusal") return ContentPart::of_text(fields.required_text("refusal"));
     if (type == "input_image" || type == "input_file") {
       fields.accept({"detail", "filename"});
-      if (const auto id = fields.text("file_id")) return builder_.media_file(*id, fields.path("file_id"));
+      if (const auto id = fields.text("file_id"))
+        return builder_.media_file(*id, fields.path("file_id"));
       const char* key = type == "input_image" ? "image_url" : "file_data";
-      return builder_.media_url(type == "input_file", fields.required_text(key), 1, fields.path(key));
+      return builder_.media_url(type == "input_file", fields.required_text(key), 1,
+                                fields.path(key));
     }
-    refuse_field(fields.path("type"), fmt::format("is '{}', want input_text, output_text, input_image or input_file", type.substr(0, 64)));
+    refuse_field(fields.path("type"),
+                 fmt::format("is '{}', want input_text, output_text, input_image or input_file",
+                             type.substr(0, 64)));
   }
 
   Message& assistant(const std::string& where) {
@@ -146,13 +160,18 @@ void read_tools(FieldReader& fields, ConversationBuilder& builder) {
     FieldReader tool(tools->items()[i], where);
     const std::string type = tool.required_text("type");
     if (type != "function") {
-      refuse_field(tool.path("type"), fmt::format("'{}' is a tool of the hosted service; only functions work here", type.substr(0, 64)));
+      refuse_field(tool.path("type"),
+                   fmt::format("'{}' is a tool of the hosted service; only functions work here",
+                               type.substr(0, 64)));
     }
     JsonValue function = JsonValue::object();
     function.append_member("name", JsonValue::string(tool.required_text("name")));
-    if (auto text = tool.text("description")) function.append_member("description", JsonValue::string(*std::move(text)));
-    if (const JsonValue* schema = tool.object("parameters")) function.append_member("parameters", *schema);
-    if (const auto strict = tool.boolean("strict"); strict && *strict) function.append_member("strict", JsonValue::boolean(true));
+    if (auto text = tool.text("description"))
+      function.append_member("description", JsonValue::string(*std::move(text)));
+    if (const JsonValue* schema = tool.object("parameters"))
+      function.append_member("parameters", *schema);
+    if (const auto strict = tool.boolean("strict"); strict && *strict)
+      function.append_member("strict", JsonValue::boolean(true));
     builder.add_tool(function, where);
   }
 }
@@ -164,7 +183,9 @@ void read_tool_choice(FieldReader& fields, ApiRequest& request) {
   using Kind = ToolChoice::Kind;
   if (choice->is_string()) {
     const auto word = fields.word("tool_choice", {"auto", "none", "required"});
-    request.tool_choice.kind = *word == "auto" ? Kind::kAuto : *word == "none" ? Kind::kNone : Kind::kRequired;
+    request.tool_choice.kind = *word == "auto"   ? Kind::kAuto
+                               : *word == "none" ? Kind::kNone
+                                                 : Kind::kRequired;
     return;
   }
   FieldReader inner(*choice, "tool_choice");
@@ -172,7 +193,9 @@ void read_tool_choice(FieldReader& fields, ApiRequest& request) {
   request.tool_choice = {Kind::kNamed, inner.required_text("name")};
 }
 
-double short_number(float value) { return std::round(static_cast<double>(value) * 1e6) / 1e6; }  // 0.95, not 0.949999988
+double short_number(float value) {
+  return std::round(static_cast<double>(value) * 1e6) / 1e6;
+}  // 0.95, not 0.949999988
 
 // Repeated in every answer, as the official service does.
 JsonValue echo_fields(const JsonValue& body, const ApiRequest& request) {
@@ -184,20 +207,21 @@ JsonValue echo_fields(const JsonValue& body, const ApiRequest& request) {
   for (const char* key : {"effort", "summary"}) {
     if (reasoning.find(key) == nullptr) reasoning.append_member(key, JsonValue());
   }
-  return json_object({{"instructions", or_default("instructions", JsonValue())},
-                      {"max_output_tokens", or_default("max_output_tokens", JsonValue())},
-                      {"metadata", or_default("metadata", JsonValue::object())},
-                      {"parallel_tool_calls", request.parallel_tool_calls},
-                      {"previous_response_id", nullptr},
-                      {"reasoning", std::move(reasoning)},
-                      {"store", false},
-                      {"temperature", short_number(request.sampling.temperature)},
-                      {"text", or_default("text", json_object({{"format", json_object({{"type", "text"}})}}))},
-                      {"tool_choice", or_default("tool_choice", JsonValue::string("auto"))},
-                      {"tools", or_default("tools", JsonValue::array())},
-                      {"top_p", short_number(request.sampling.top_p)},
-                      {"truncation", "disabled"},
-                      {"background", false}});
+  return json_object(
+      {{"instructions", or_default("instructions", JsonValue())},
+       {"max_output_tokens", or_default("max_output_tokens", JsonValue())},
+       {"metadata", or_default("metadata", JsonValue::object())},
+       {"parallel_tool_calls", request.parallel_tool_calls},
+       {"previous_response_id", nullptr},
+       {"reasoning", std::move(reasoning)},
+       {"store", false},
+       {"temperature", short_number(request.sampling.temperature)},
+       {"text", or_default("text", json_object({{"format", json_object({{"type", "text"}})}}))},
+       {"tool_choice", or_default("tool_choice", JsonValue::string("auto"))},
+       {"tools", or_default("tools", JsonValue::array())},
+       {"top_p", short_number(request.sampling.top_p)},
+       {"truncation", "disabled"},
+       {"background", false}});
 }
 
 }  // namespace
@@ -213,14 +237,16 @@ ApiRequest read_responses_request(const JsonValue& body, const ModelInfo& info) 
   thinking.read_modes(fields);
   if (const JsonValue* reasoning = fields.object("reasoning")) {
     FieldReader inner(*reasoning, "reasoning");
-    if (const auto effort = inner.text("effort")) thinking.set_effort(inner.path("effort"), *effort);
+    if (const auto effort = inner.text("effort"))
+      thinking.set_effort(inner.path("effort"), *effort);
     inner.accept({"summary", "generate_summary"});
     inner.refuse_unknown();
   }
   request.thinking_mode = thinking.mode(info);
   if (const JsonValue* text = fields.object("text")) {
     FieldReader inner(*text, "text");
-    if (const JsonValue* format = inner.object("format")) read_answer_form(*format, "text.format", request);
+    if (const JsonValue* format = inner.object("format"))
+      read_answer_form(*format, "text.format", request);
     inner.accept({"verbosity"});
     inner.refuse_unknown();
   }
@@ -232,9 +258,11 @@ ApiRequest read_responses_request(const JsonValue& body, const ModelInfo& info) 
   if (items->is_string()) {
     input.text(items->text());
   } else if (items->is_array()) {
-    for (size_t i = 0; i < items->size(); ++i) input.item(items->items()[i], fmt::format("input[{}]", i));
+    for (size_t i = 0; i < items->size(); ++i)
+      input.item(items->items()[i], fmt::format("input[{}]", i));
   } else {
-    refuse_field("input", fmt::format("is of type {}, want a string or a list of items", items->kind_name()));
+    refuse_field("input", fmt::format("is of type {}, want a string or a list of items",
+                                      items->kind_name()));
   }
   input.finish();
   read_tools(fields, builder);

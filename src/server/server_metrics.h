@@ -1,4 +1,5 @@
-// What the server counts beside the engine, and /metrics in Prometheus' text form (serving.md §15). Thread-safe.
+// What the server counts beside the engine, and /metrics in Prometheus' text form (serving.md §15).
+// Thread-safe.
 #pragma once
 #include <map>
 #include <mutex>

@@ -1,4 +1,5 @@
-// A whole server on a small golden model, for tests: real protocol, real engine; a test may prescribe the tokens.
+// A whole server on a small golden model, for tests: real protocol, real engine; a test may
+// prescribe the tokens.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -25,7 +26,8 @@ struct HttpReply {
 };
 
 // One request on a connection of its own.
-HttpReply http_call(uint16_t port, const std::string& method, const std::string& path, const std::string& body = "",
+HttpReply http_call(uint16_t port, const std::string& method, const std::string& path,
+                    const std::string& body = "",
                     const std::string& headers = "Content-Type: application/json\r\n");
 
 struct TestServerOptions {
@@ -39,7 +41,9 @@ class TestServer {
   explicit TestServer(TestServerOptions options = {});
   ~TestServer();
 
-  HttpReply post(const std::string& path, const std::string& body) const { return http_call(port(), "POST", path, body); }
+  HttpReply post(const std::string& path, const std::string& body) const {
+    return http_call(port(), "POST", path, body);
+  }
   HttpReply get(const std::string& path) const { return http_call(port(), "GET", path); }
   uint16_t port() const { return server_->port(); }
   ApiServer& server() { return *server_; }

@@ -51,16 +51,18 @@ std::vector<std::pair<std::string, JsonValue>> HttpReply::events() const {
     }
     EXPECT_TRUE(block.starts_with("data: ")) << block;
     const std::string data = block.substr(6);
-    list.emplace_back(name, data == "[DONE]" ? JsonValue::string(data) : JsonValue::parse(data, "event"));
+    list.emplace_back(name,
+                      data == "[DONE]" ? JsonValue::string(data) : JsonValue::parse(data, "event"));
   }
   return list;
 }
 
-HttpReply http_call(uint16_t port, const std::string& method, const std::string& path, const std::string& body,
-                    const std::string& headers) {
+HttpReply http_call(uint16_t port, const std::string& method, const std::string& path,
+                    const std::string& body, const std::string& headers) {
   Client client(port);
-  client.send(fmt::format("{} {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{}Content-Length: {}\r\n\r\n{}", method, path,
-                          headers, body.size(), body));
+  client.send(fmt::format(
+      "{} {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{}Content-Length: {}\r\n\r\n{}",
+      method, path, headers, body.size(), body));
   const std::string all = client.read_all();
   HttpReply reply;
   const size_t end = all.find("\r\n\r\n");
@@ -101,13 +103,19 @@ TestServer::TestServer(TestServerOptions options) {
     const std::lock_guard lock(mutex_);
     return script_;
   };
-  server_ = std::make_unique<ApiServer>(info, tokenizer(), std::vector{tokenizer().require_added_id(chat_token::kTurnEnd)}, options.api);
+  server_ = std::make_unique<ApiServer>(
+      info, tokenizer(), std::vector{tokenizer().require_added_id(chat_token::kTurnEnd)},
+      options.api);
   server_->ready(*engine_);
 }
 
-TestServer::~TestServer() { server_->shut_down(0); }
+TestServer::~TestServer() {
+  server_->shut_down(0);
+}
 
-void TestServer::say(const std::string& text, std::span<const TextRange> plain) { say_ids(tokenizer().encode(text, {.plain = plain})); }
+void TestServer::say(const std::string& text, std::span<const TextRange> plain) {
+  say_ids(tokenizer().encode(text, {.plain = plain}));
+}
 
 void TestServer::say_ids(std::vector<int32_t> ids) {
   const std::lock_guard lock(mutex_);
@@ -122,7 +130,9 @@ void TestServer::say_what_the_model_says() {
 bool TestServer::wait_until_idle() {
   for (int i = 0; i < 1000; ++i) {
     const EngineMetrics metrics = engine_->metrics();
-    if (server_->num_jobs() == 0 && metrics.running == 0 && metrics.waiting == 0 && metrics.pages_used == 0) return true;
+    if (server_->num_jobs() == 0 && metrics.running == 0 && metrics.waiting == 0 &&
+        metrics.pages_used == 0)
+      return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return false;

@@ -1,5 +1,5 @@
-// A few threads that run jobs in the order in which they were posted. Joined on destruction, after the queue is
-// empty.
+// A few threads that run jobs in the order in which they were posted. Joined on destruction, after
+// the queue is empty.
 #pragma once
 #include <condition_variable>
 #include <deque>

@@ -1,8 +1,10 @@
-// A server for the client tests: a small golden model behind the real protocol, with answers that a file may
-// prescribe. Usage: scripted_server MODEL SCRIPT.json; prints its port, ends when stdin ends.
+// A server for the client tests: a small golden model behind the real protocol, with answers that a
+// file may prescribe. Usage: scripted_server MODEL SCRIPT.json; prints its port, ends when stdin
+// ends.
 //
-// SCRIPT.json: [{"when": "text of the rendered prompt", "answer": "<mm:think>...</mm:think>...[e~["}, ...]. The last
-// entry whose text occurs in the prompt decides; without one the model speaks. Markers in answers are tokens.
+// SCRIPT.json: [{"when": "text of the rendered prompt", "answer":
+// "<mm:think>...</mm:think>...[e~["}, ...]. The last entry whose text occurs in the prompt decides;
+// without one the model speaks. Markers in answers are tokens.
 #include <fmt/core.h>
 
 #include <cstdio>
