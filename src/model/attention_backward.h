@@ -1,8 +1,9 @@
 // Backward of the attention block and the loss of its index branch (msa.md §8, §9; training.md §9).
 // The forward is attention_forward without a cache, with AttentionActs kept (Keep::kForBackward).
 //
-//   x_out = x + W_o attend(q, k, v)        dx (of x_out) becomes dx (of x); weight gradients are
-//   added to
+//   x_out = x + W_o attend(q, k, v)        dx (of x_out) becomes dx (of x)
+//
+// Weight gradients are added to what is there.
 //
 // What the KL may not touch stays untouched by construction: index_loss writes gradients of index
 // parameters only, and attention_backward of all others. T tokens, C hidden, R groups.
@@ -23,8 +24,8 @@ struct AttentionBackwardStep {
   bool has_kl = false;
   IndexKlPlan kl;
   DsaKlPlan dsa_kl;  // AttentionMode::kDsa: in its place
-  double kl_weight =
-      0;  // lambda / (N R) of the global batch, or lambda / N of DSA's one list per query
+  // lambda / (N R) of the global batch, or lambda / N of DSA's one list per query
+  double kl_weight = 0;
   int64_t workspace_bytes = 0;  // largest of the plans
 };
 

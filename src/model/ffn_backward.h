@@ -1,10 +1,9 @@
 // Backward of the feed-forward block (model.md §4.5, §6; training.md §8).
 //
-//   x_out = x + experts(gnorm(x))          dx (of x_out) becomes dx (of x); weight gradients are
-//   added to
+//   x_out = x + experts(gnorm(x))          dx (of x_out) becomes dx (of x)
 //
-// The choice of experts is a constant, as the forward left it in FfnActs. T tokens, C hidden, E
-// experts.
+// Weight gradients are added to what is there. The choice of experts is a constant, as the forward
+// left it in FfnActs. T tokens, C hidden, E experts.
 #pragma once
 #include "model/ffn_block.h"
 

@@ -1,12 +1,11 @@
 // The honest FLOP count of training (training.md §18, msa.md §13): multiply and add are two.
 //
 //   weights     6 per active weight and row (2 forward, 4 backward); index projections 4, since
-//   their input is detached;
-//               the head on target rows only; the embedding is free
+//               their input is detached; the head on target rows only; the embedding is free
 //   attention   4 H D forward and 10 H D backward per visible pair
-//   index       2 R X per causal pair for the scores of the selection; KL 2 (D H + 3 X R) per pair
-//   of its support vision      6 per weight and patch (or merged row), 14 H D per pair of one
-//   segment
+//   index       2 R X per causal pair for the scores of the selection;
+//               KL 2 (D H + 3 X R) per pair of its support
+//   vision      6 per weight and patch (or merged row), 14 H D per pair of one segment
 // Recomputation is never counted.
 #pragma once
 #include <span>

@@ -5,8 +5,9 @@
 //   masters    f32, every parameter
 //   gradients  f32, every parameter (that of the router bias stays 0)
 //   copies     bf16, where the released form is bf16 and products are bf16; the model reads these,
-//   else the masters moments    f32 | bf16, only of groups that the run trains: what is frozen or
-//   never touched has no state
+//              else the masters
+//   moments    f32 | bf16, only of groups that the run trains: what is frozen or never touched has
+//              no state
 #pragma once
 #include <array>
 #include <string_view>

@@ -10,8 +10,9 @@ double run_share(int64_t step, int64_t steps);
 
 // Factor of the peak rate in step `step`: rises linearly over the warm-up (step + 1 of
 // warmup_steps), then
-//   cosine        final + (1 - final) (1 + cos(pi t)) / 2, t from 0 after the warm-up to 1 at the
-//   end stable_decay  1, then linearly to final over the last decay_share of the steps constant 1
+//   cosine        final + (1 - final) (1 + cos(pi t)) / 2, t: 0 after the warm-up to 1 at the end
+//   stable_decay  1, then linearly to final over the last decay_share of the steps
+//   constant      1
 double lr_factor(const ScheduleConfig& schedule, int64_t step, int64_t steps);
 // Whether the learning rate falls towards the end of the run.
 bool in_final_decay(const ScheduleConfig& schedule, int64_t step, int64_t steps);

@@ -1,13 +1,13 @@
 // Checkpoints of a training run (training.md §15, docs/training.md). OUTPUT holds
 //
-//   step-00000500/            a model folder of the released form: m3 run and m3 eval take it as it
-//   is
+//   step-00000500/            a model folder of the released form: m3 run and m3 eval take it as is
 //     config.json model.safetensors tokenizer.json ...
 //     training/
 //       optimizer.safetensors   master.NAME f32 of every parameter; m.NAME, v.NAME of those with
-//       optimizer state state.json              step, updates, position in the data, guard, totals,
-//       seed config.json             the run's configuration manifest.json           bytes and
-//       SHA-256 of every file of the checkpoint; written last
+//                               optimizer state
+//       state.json              step, updates, position in the data, guard, totals, seed
+//       config.json             the run's configuration
+//       manifest.json           bytes and SHA-256 of every file of the checkpoint; written last
 //   .saving/                  what is being written or removed; a checkpoint appears by one rename
 //
 // Killed at any moment, or with the disk full, a run leaves complete checkpoints only.

@@ -1,15 +1,19 @@
 // dsa_kl: the loss that teaches the lightning indexer of the DSA baseline, its value and its
 // gradients. Contract: msa.md §16.
 //
-//   teacher  Pt[i,j] = mean over all H heads of exp(scale q[i,h].k[j,h/G] - LSE[i,h])     on the
-//   row's token list student  I[i,j]  = sum_a w[i,a] ReLU(u[i,a,j]) / sqrt(A X),  u =
-//   qx[i,a].kx[j];  pi = softmax_j I KL[i]    = sum_j Pt (ln Pt - ln pi)          dI = weight (pi -
-//   Pt) dqx[i,a] = sum_j dI w 1[u > 0] kx[j] / sqrt(A X)      dkx[j] = sum_i sum_a dI w 1[u > 0]
-//   qx[i,a] / sqrt(A X) dw[i,a]  = sum_j dI ReLU(u) / sqrt(A X)
+//   teacher  Pt[i,j]  = mean over all H heads of exp(scale q[i,h].k[j,h/G] - LSE[i,h]),
+//                       on the row's token list
+//   student  I[i,j]   = sum_a w[i,a] ReLU(u[i,a,j]) / sqrt(A X),  u = qx[i,a].kx[j];
+//                       pi = softmax_j I
+//   KL[i]    = sum_j Pt (ln Pt - ln pi)          dI = weight (pi - Pt)
+//   dqx[i,a] = sum_j dI w 1[u > 0] kx[j] / sqrt(A X)
+//   dkx[j]   = sum_i sum_a dI w 1[u > 0] qx[i,a] / sqrt(A X)
+//   dw[i,a]  = sum_j dI ReLU(u) / sqrt(A X)
 //
-//   q_THD [T, H, D], k_SRD [S, R, D], qx_TAX [T, A, X], kx_SX [S, X]  f32|bf16      lse_TH [T, H],
-//   w_TA [T, A]  fp32 tokens_TK  int32 [T, budget] as dsa_select gives them      dqx_TAX, dkx_SX
-//   f32|bf16      dw_TA, kl_T  fp32 or absent
+//   q_THD [T, H, D], k_SRD [S, R, D], qx_TAX [T, A, X], kx_SX [S, X]  f32|bf16
+//   lse_TH [T, H], w_TA [T, A]                                        fp32
+//   tokens_TK                            int32 [T, budget] as dsa_select gives them
+//   dqx_TAX, dkx_SX  f32|bf16            dw_TA, kl_T  fp32 or absent
 //
 // weight = lambda / T_global. Teacher and lists are constants. Packed batches only. Sequences may
 // be left out: their rows of dqx, dw and kl are 0 and their keys get nothing. Every element of the
