@@ -3,6 +3,7 @@
 #   X_fuzz.cpp   libFuzzer target                 X_avx2.cpp, X_avx512.cpp, X_avx512bf16.cpp
 #                                                 one instruction set each, chosen at run time
 #   X.cu         CUDA (sm_90a), compiled when M3_CUDA is ON
+#   X_cuda_none.cpp                   what takes its place when M3_CUDA is OFF
 #   X_cuda_test.cpp, X_cuda_test.cu   tests that need a GPU
 
 # g++ 12 reports the undefined pass-through operands inside its own AVX-512 intrinsics as uninitialised

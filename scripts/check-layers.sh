@@ -31,4 +31,10 @@ for folder in "${!sees[@]}"; do
     fi
   done < <(grep -rnE '^#include "[a-z_0-9]+/' "src/$folder" --include='*.h' --include='*.cpp' --include='*.cu' --include='*.cuh' || true)
 done
+# CUDA headers belong into .cu and .cuh files, GPU tests, and the headers that wrap them.
+if grep -rnE '^#include <cuda' src --include='*.h' --include='*.cpp' |
+    grep -vE '^src/(tensor/cuda_check|hopper/tensor_map)\.h:|_cuda_test\.cpp:'; then
+  echo "CUDA headers outside of CUDA files"
+  failed=1
+fi
 exit $failed

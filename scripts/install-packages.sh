@@ -4,9 +4,9 @@
 set -euo pipefail
 packages=(g++ cmake ninja-build pkg-config ccache mold
   nlohmann-json3-dev libfmt-dev libspdlog-dev libcli11-dev libboost1.81-dev libpcre2-dev libdnnl-dev
-  libopenmpi-dev openmpi-bin libjpeg62-turbo-dev libpng-dev libwebp-dev
-  libavformat-dev libavcodec-dev libavutil-dev libswscale-dev zlib1g-dev libedit-dev librsvg2-dev
-  libgtest-dev libgmock-dev libbenchmark-dev)
+  libjpeg62-turbo-dev libpng-dev libwebp-dev
+  libavformat-dev libavcodec-dev libavutil-dev libswscale-dev zlib1g-dev libedit-dev
+  libgtest-dev libbenchmark-dev)
 if [[ "${1:-}" == "--fuzz" ]]; then
   packages+=(clang-14 libclang-rt-14-dev)
 fi
