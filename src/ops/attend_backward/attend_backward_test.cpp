@@ -4,25 +4,19 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 
 #include "base/cpu_features.h"
-#include "base/rng.h"
 #include "base/threads.h"
 #include "ops/attend/attend.h"
+#include "ops/common/backward_test_data.h"
 #include "ops/index_select/index_select.h"
-#include "tensor/arena.h"
 
 namespace m3 {
 namespace {
 
-struct Case {
-  std::string name;
-  MsaGeometry geometry;
-  std::vector<int32_t> cu_q, cu_k, lead;
-  AttendSupport support;
-  DType dtype = DType::kF32;
-};
+using msa_test::fresh_seed;
+using msa_test::max_row_error;
+using Case = msa_test::BackwardCase;
 
 MsaGeometry geometry(int groups, int heads_per_group, int dim, int block, int topk) {
   return {.groups = groups, .heads_per_group = heads_per_group, .head_dim = dim, .index_dim = dim, .block = block, .topk = topk};
@@ -46,14 +40,9 @@ std::vector<Case> cases() {
   };
 }
 
-// A case with random inputs of unit variance and the forward pass's results.
-struct Fixture {
-  explicit Fixture(const Case& c, uint64_t seed) : test(c), arena("test", int64_t{256} << 20), rng(seed) {
-    batch.num_seqs = static_cast<int>(c.cu_q.size()) - 1;
-    batch.num_queries = c.cu_q.back();
-    batch.cu_q = test.cu_q.data();
-    batch.cu_k = test.cu_k.data();
-    if (!test.lead.empty()) batch.lead = test.lead.data();
+// A case with random inputs and the forward pass's results.
+struct Fixture : msa_test::BackwardFixture {
+  Fixture(const Case& c, uint64_t seed) : BackwardFixture(c, seed) {
     const MsaGeometry& g = c.geometry;
     const int64_t T = batch.num_queries, S = c.cu_k.back();
     in.q_THD = normal(c.dtype, {T, g.heads(), g.head_dim});
@@ -73,19 +62,6 @@ struct Fixture {
     attend_ref(g, batch, c.support, in.q_THD, in.k_SRD, in.v_SRD, in.lists, in.o_THD, in.lse_TH);
   }
 
-  Tensor normal(DType dtype, Shape shape) {
-    const Tensor t = arena.alloc("input", dtype, shape);
-    for (int64_t i = 0; i < t.numel(); ++i) {
-      const float x = static_cast<float>(rng.normal());
-      if (dtype == DType::kF32) {
-        t.ptr<float>()[i] = x;
-      } else {
-        t.ptr<bf16>()[i] = bf16(x);
-      }
-    }
-    return t;
-  }
-
   // Distinct positions <= p, in random order.
   Tensor random_tokens(int64_t budget) {
     const Tensor t = arena.alloc("tokens", DType::kI32, {batch.num_queries, budget});
@@ -103,13 +79,6 @@ struct Fixture {
     return t;
   }
 
-  // Outputs filled with NaN, so that what is not written shows.
-  Tensor poisoned(Shape shape) {
-    const Tensor t = arena.alloc("output", DType::kF32, shape);
-    std::fill_n(t.ptr<float>(), t.numel(), std::nanf(""));
-    return t;
-  }
-
   struct Gradients {
     Tensor dq, dk, dv;
   };
@@ -122,46 +91,12 @@ struct Fixture {
   Gradients fast() {
     Gradients d = outputs();
     const auto plan = attend_backward_plan(test.geometry, batch, test.support);
-    void* workspace = arena.alloc_bytes("workspace", plan.workspace_bytes);
-    std::memset(workspace, 0xff, plan.workspace_bytes);
-    attend_backward(plan, batch, in, d.dq, d.dk, d.dv, workspace);
+    attend_backward(plan, batch, in, d.dq, d.dk, d.dv, workspace(plan.workspace_bytes));
     return d;
   }
 
-  Case test;
-  Arena arena;
-  Philox rng;
-  MsaBatch batch;
   AttendBackwardInputs in;
 };
-
-// Row error of msa.md §14: against max(row norm, 0.1 RMS of the row norms). Returns the largest.
-double max_row_error(const Tensor& got, const Tensor& want) {
-  const int64_t dim = want.dim(want.rank() - 1), rows = dim > 0 ? want.numel() / dim : 0;
-  std::vector<double> norm(rows), diff(rows);
-  double square = 0;
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t c = 0; c < dim; ++c) {
-      const double w = want.ptr<float>()[i * dim + c], d = got.ptr<float>()[i * dim + c] - w;
-      norm[i] += w * w;
-      diff[i] += d * d;
-    }
-    square += norm[i];
-  }
-  const double floor = 0.1 * std::sqrt(square / std::max<int64_t>(1, rows));
-  double worst = 0;
-  for (int64_t i = 0; i < rows; ++i) {
-    const double e = std::sqrt(diff[i]) / std::max({std::sqrt(norm[i]), floor, 1e-30});
-    worst = e > worst || std::isnan(e) ? e : worst;
-    if (std::isnan(worst)) return worst;
-  }
-  return worst;
-}
-
-uint64_t fresh_seed() {
-  static const uint64_t seed = std::random_device{}();
-  return seed;
-}
 
 class AttendBackward : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Cases, AttendBackward, testing::ValuesIn(cases()),

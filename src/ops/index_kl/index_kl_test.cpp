@@ -4,24 +4,19 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 
 #include "base/cpu_features.h"
-#include "base/rng.h"
 #include "base/threads.h"
 #include "ops/attend/attend.h"
+#include "ops/common/backward_test_data.h"
 #include "ops/index_select/index_select.h"
-#include "tensor/arena.h"
 
 namespace m3 {
 namespace {
 
-struct Case {
-  std::string name;
-  MsaGeometry geometry;
-  std::vector<int32_t> cu_q, cu_k, lead;
-  AttendSupport support;
-};
+using msa_test::fresh_seed;
+using msa_test::max_row_error;
+using Case = msa_test::BackwardCase;
 
 MsaGeometry geometry(int groups, int heads_per_group, int dim, int index_dim, int block, int topk) {
   return {.groups = groups, .heads_per_group = heads_per_group, .head_dim = dim, .index_dim = index_dim, .block = block,
@@ -41,19 +36,14 @@ std::vector<Case> cases() {
   };
 }
 
-struct Fixture {
-  Fixture(const Case& c, uint64_t seed) : test(c), arena("test", int64_t{256} << 20), rng(seed) {
-    batch.num_seqs = static_cast<int>(c.cu_q.size()) - 1;
-    batch.num_queries = c.cu_q.back();
-    batch.cu_q = test.cu_q.data();
-    batch.cu_k = test.cu_k.data();
-    if (!test.lead.empty()) batch.lead = test.lead.data();
+struct Fixture : msa_test::BackwardFixture {
+  Fixture(const Case& c, uint64_t seed) : BackwardFixture(c, seed) {
     const MsaGeometry& g = c.geometry;
     const int64_t T = batch.num_queries, S = c.cu_k.back();
-    in.q_THD = normal({T, g.heads(), g.head_dim});
-    in.k_SRD = normal({S, g.groups, g.head_dim});
-    in.qi_TRX = normal({T, g.groups, g.index_dim});
-    in.ki_SX = normal({S, g.index_dim});
+    in.q_THD = normal(DType::kF32, {T, g.heads(), g.head_dim});
+    in.k_SRD = normal(DType::kF32, {S, g.groups, g.head_dim});
+    in.qi_TRX = normal(DType::kF32, {T, g.groups, g.index_dim});
+    in.ki_SX = normal(DType::kF32, {S, g.index_dim});
     in.lse_TH = arena.alloc("lse", DType::kF32, {T, g.heads()});
     if (c.support.kind == AttendSupport::Kind::kBlocks) {
       in.lists = arena.alloc("ids", DType::kI32, {g.groups, T, g.topk});
@@ -63,16 +53,6 @@ struct Fixture {
     attend_ref(g, batch, c.support, in.q_THD, in.k_SRD, in.k_SRD, in.lists, o, in.lse_TH);
   }
 
-  Tensor normal(Shape shape) {
-    const Tensor t = arena.alloc("input", DType::kF32, shape);
-    for (int64_t i = 0; i < t.numel(); ++i) t.ptr<float>()[i] = static_cast<float>(rng.normal());
-    return t;
-  }
-  Tensor poisoned(Shape shape) {
-    const Tensor t = arena.alloc("output", DType::kF32, shape);
-    std::fill_n(t.ptr<float>(), t.numel(), std::nanf(""));
-    return t;
-  }
   IndexKlOutputs outputs() {
     const Shape rows{test.geometry.groups, batch.num_queries};
     return {poisoned(in.qi_TRX.shape()), poisoned(in.ki_SX.shape()), poisoned(rows), poisoned(rows)};
@@ -87,45 +67,12 @@ struct Fixture {
   IndexKlOutputs fast() {
     IndexKlOutputs out = outputs();
     const auto plan = index_kl_plan(test.geometry, batch, test.support);
-    void* workspace = arena.alloc_bytes("workspace", plan.workspace_bytes);
-    std::memset(workspace, 0xff, plan.workspace_bytes);
-    index_kl(plan, batch, weight(), in, out, workspace);
+    index_kl(plan, batch, weight(), in, out, workspace(plan.workspace_bytes));
     return out;
   }
 
-  Case test;
-  Arena arena;
-  Philox rng;
-  MsaBatch batch;
   IndexKlInputs in;
 };
-
-double max_row_error(const Tensor& got, const Tensor& want) {
-  const int64_t dim = want.dim(want.rank() - 1), rows = dim > 0 ? want.numel() / dim : 0;
-  std::vector<double> norm(rows), diff(rows);
-  double square = 0;
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t c = 0; c < dim; ++c) {
-      const double w = want.ptr<float>()[i * dim + c], d = got.ptr<float>()[i * dim + c] - w;
-      norm[i] += w * w;
-      diff[i] += d * d;
-    }
-    square += norm[i];
-  }
-  const double floor = 0.1 * std::sqrt(square / std::max<int64_t>(1, rows));
-  double worst = 0;
-  for (int64_t i = 0; i < rows; ++i) {
-    const double e = std::sqrt(diff[i]) / std::max({std::sqrt(norm[i]), floor, 1e-30});
-    if (std::isnan(e)) return e;
-    worst = std::max(worst, e);
-  }
-  return worst;
-}
-
-uint64_t fresh_seed() {
-  static const uint64_t seed = std::random_device{}();
-  return seed;
-}
 
 class IndexKl : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Cases, IndexKl, testing::ValuesIn(cases()), [](const auto& info) { return info.param.name; });
