@@ -68,6 +68,12 @@ target_compile_options(m3_flags INTERFACE
 if(M3_WERROR)
   target_compile_options(m3_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
+if(NOT M3_OPENMP)
+  target_compile_options(m3_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-unknown-pragmas>)
+endif()
+if(M3_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options(-Wno-tsan)  # fences of Asio, which the tool does not follow
+endif()
 if(M3_SANITIZE)
   add_compile_options(-fsanitize=${M3_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${M3_SANITIZE})
