@@ -9,13 +9,13 @@
 #include "ops/attend_backward/attend_backward.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "base/threads.h"
 #include "ops/common/msa_keys.h"
 #include "ops/common/msa_partials.h"
 #include "ops/common/msa_walk.h"
+#include "ops/common/msa_workers.h"
 #include "ops/common/tile_gemm.h"
 
 namespace m3 {
@@ -23,7 +23,6 @@ namespace {
 
 constexpr int kBatchRows = 128;        // (query, head) rows multiplied at once, at least one query
 constexpr int64_t kChunkQueries = 256; // query rows whose dq is kept in fp32 at once
-constexpr int64_t kMaxSplits = 8;      // pieces of a sequence and group: bounds the partial sums of dk, dv
 constexpr float kLog2e = 1.44269504088896340736f;
 
 int64_t batch_queries(const MsaGeometry& g) { return std::max(1, kBatchRows / g.heads_per_group); }
@@ -77,7 +76,7 @@ class ItemRun {
     Scratch::carve(g_, scratch, &s_);
   }
 
-  void run(const AttendBackwardItem& item) {
+  void run(const MsaPiece& item) {
     item_ = &item;
     dk_ = partials_ + item.partial_begin;
     dv_ = dk_ + item.num_keys * dp_;
@@ -213,7 +212,7 @@ class ItemRun {
   const TileKernels& tiles_;
   const int64_t D_, G_, dp_;
   Scratch s_;
-  const AttendBackwardItem* item_ = nullptr;
+  const MsaPiece* item_ = nullptr;
   int64_t chunk_begin_ = 0;
   float *dk_ = nullptr, *dv_ = nullptr;
 };
@@ -231,25 +230,9 @@ AttendBackwardPlan attend_backward_plan(const MsaGeometry& geometry, const MsaBa
   plan.num_queries = batch.num_queries;
   plan.num_keys = batch.num_seqs > 0 ? batch.cu_k[batch.num_seqs] : 0;
   plan.num_threads = num_threads();
-  const int64_t dp = tile_round_up(geometry.head_dim);
-  int64_t partial_floats = 0;
-  for (int n = 0; n < batch.num_seqs; ++n) {
-    const int64_t queries = batch.q_len(n);
-    const int64_t splits = std::min(kMaxSplits, (queries + kChunkQueries - 1) / kChunkQueries);
-    for (int r = 0; r < geometry.groups; ++r) {
-      for (int64_t s = 0; s < splits; ++s) {
-        AttendBackwardItem item{.seq = n, .group = r};
-        item.q_begin = static_cast<int32_t>(queries * s / splits);
-        item.q_end = static_cast<int32_t>(queries * (s + 1) / splits);
-        item.num_keys = std::max<int64_t>(0, batch.first_position(n) + item.q_end);
-        item.partial_begin = partial_floats;
-        partial_floats += 2 * item.num_keys * dp;
-        plan.items.push_back(item);
-      }
-    }
-  }
+  plan.pieces = msa_cut(batch, geometry.groups, 2 * tile_round_up(geometry.head_dim));
   plan.thread_floats = Scratch::carve(geometry, nullptr, nullptr);
-  plan.workspace_bytes = static_cast<int64_t>(sizeof(float)) * (partial_floats + plan.num_threads * plan.thread_floats);
+  plan.workspace_bytes = static_cast<int64_t>(sizeof(float)) * (plan.pieces.partial_floats + plan.num_threads * plan.thread_floats);
   return plan;
 }
 
@@ -273,18 +256,14 @@ void attend_backward(const AttendBackwardPlan& plan, const MsaBatch& batch, cons
   for (const Tensor* t : {&in.q_THD, &in.o_THD, &in.do_THD, &dq_THD, &dk_SRD, &dv_SRD}) msa_check_float("attend_backward tensor", *t);
 
   float* partials = static_cast<float*>(workspace);
-  float* scratch = partials;
-  for (const auto& item : plan.items) scratch += 2 * item.num_keys * dp;
-  std::atomic<size_t> next = 0;
-  parallel_for(plan.num_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; ++thread) {
-      ItemRun run(plan, batch, in, dq_THD, partials, scratch + thread * plan.thread_floats);
-      for (size_t i = next++; i < plan.items.size(); i = next++) run.run(plan.items[i]);
-    }
+  float* scratch = partials + plan.pieces.partial_floats;
+  const std::vector<MsaPiece>& pieces = plan.pieces.items;
+  msa_for_each_item(static_cast<int64_t>(pieces.size()), plan.num_threads, [&](int64_t i, int worker) {
+    ItemRun(plan, batch, in, dq_THD, partials, scratch + worker * plan.thread_floats).run(pieces[i]);
   });
   for (int r = 0; r < g.groups; ++r) {
     std::vector<MsaPartial> dk, dv;
-    for (const AttendBackwardItem& item : plan.items) {
+    for (const MsaPiece& item : pieces) {
       if (item.group != r) continue;
       const float* rows = partials + item.partial_begin;
       dk.push_back({item.seq, item.num_keys, rows});

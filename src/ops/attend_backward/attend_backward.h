@@ -14,23 +14,14 @@
 // Deterministic: fixed order of all sums, whatever the number of threads. The run allocates only the lists of a
 // thread that say who reads which block.
 #pragma once
-#include <vector>
 
-#include "ops/common/msa_types.h"
+#include "ops/common/msa_partials.h"
 #include "tensor/device.h"
 
 namespace m3 {
 
 struct AttendBackwardInputs {
   Tensor q_THD, k_SRD, v_SRD, lists, o_THD, lse_TH, do_THD, dlse_TH;
-};
-
-// One piece of CPU work: query rows [q_begin, q_end) of a sequence (relative) and one group against all keys they
-// see. Its sums for dk and dv of positions [0, num_keys) go to their own place in the workspace and are added in item order.
-struct AttendBackwardItem {
-  int32_t seq, group, q_begin, q_end;
-  int64_t num_keys;
-  int64_t partial_begin;  // in floats: dk [num_keys, Dp], then dv [num_keys, Dp]
 };
 
 struct AttendBackwardPlan {
@@ -40,7 +31,7 @@ struct AttendBackwardPlan {
   int64_t workspace_bytes = 0;  // alignment: Arena::kAlignment
   int64_t thread_floats = 0;    // scratch of one thread
   int num_threads = 0;
-  std::vector<AttendBackwardItem> items;
+  MsaPieces pieces;             // by group; a piece sums dk [num_keys, Dp], then dv [num_keys, Dp]
 };
 
 AttendBackwardPlan attend_backward_plan(const MsaGeometry& geometry, const MsaBatch& batch,

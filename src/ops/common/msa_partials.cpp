@@ -7,6 +7,37 @@
 
 namespace m3 {
 
+namespace {
+
+constexpr int64_t kPieceQueries = 256;  // query rows of a piece, about
+constexpr int64_t kMaxPieces = 8;       // of a sequence and group: bounds the memory of the partial sums
+
+}  // namespace
+
+MsaPieces msa_cut(const MsaBatch& batch, int groups, int64_t floats_per_key, std::span<const uint8_t> takes_part) {
+  MsaPieces pieces;
+  for (int n = 0; n < batch.num_seqs; ++n) {
+    if (!takes_part.empty() && takes_part[n] == 0) {
+      pieces.left_out.push_back(n);
+      continue;
+    }
+    const int64_t queries = batch.q_len(n);
+    const int64_t count = std::min(kMaxPieces, (queries + kPieceQueries - 1) / kPieceQueries);
+    for (int r = 0; r < groups; ++r) {
+      for (int64_t i = 0; i < count; ++i) {
+        MsaPiece piece{.seq = n, .group = r};
+        piece.q_begin = static_cast<int32_t>(queries * i / count);
+        piece.q_end = static_cast<int32_t>(queries * (i + 1) / count);
+        piece.num_keys = std::max<int64_t>(0, batch.first_position(n) + piece.q_end);
+        piece.partial_begin = pieces.partial_floats;
+        pieces.partial_floats += piece.num_keys * floats_per_key;
+        pieces.items.push_back(piece);
+      }
+    }
+  }
+  return pieces;
+}
+
 void msa_sum_partials(const MsaBatch& batch, std::span<const MsaPartial> partials, int64_t stride, const Tensor& out,
                       int64_t heads, int64_t head) {
   const int64_t num_rows = out.dim(0), dim = out.dim(out.rank() - 1);

@@ -3,7 +3,6 @@
 #include "ops/dsa_kl/dsa_kl.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,14 +10,13 @@
 #include "base/threads.h"
 #include "ops/common/msa_keys.h"
 #include "ops/common/msa_partials.h"
+#include "ops/common/msa_workers.h"
 #include "ops/common/tile_gemm.h"
 
 namespace m3 {
 namespace {
 
 constexpr int64_t kTileKeys = 128;
-constexpr int64_t kChunkQueries = 256;  // query rows of an item, about
-constexpr int64_t kMaxSplits = 8;       // pieces of a sequence: bounds the partial sums of dkx
 constexpr float kLog2e = 1.44269504088896340736f;
 
 struct Scratch {
@@ -72,7 +70,7 @@ class ItemRun {
     Scratch::carve(g_, plan.index_heads, plan.budget, scratch, &s_);
   }
 
-  void run(const DsaKlItem& item) {
+  void run(const MsaPiece& item) {
     seq_ = item.seq;
     dkx_ = partials_ + item.partial_begin;
     std::memset(dkx_, 0, sizeof(float) * item.num_keys * xp_);
@@ -262,27 +260,10 @@ DsaKlPlan dsa_kl_plan(const MsaGeometry& geometry, int index_heads, int64_t budg
   plan.num_queries = batch.num_queries;
   plan.num_keys = batch.num_seqs > 0 ? batch.cu_k[batch.num_seqs] : 0;
   plan.num_threads = num_threads();
-  int64_t partial_floats = 0;
-  for (int n = 0; n < batch.num_seqs; ++n) {
-    if (!takes_part.empty() && takes_part[n] == 0) {
-      plan.left_out.push_back(n);
-      continue;
-    }
-    const int64_t queries = batch.q_len(n);
-    const int64_t splits = std::min(kMaxSplits, (queries + kChunkQueries - 1) / kChunkQueries);
-    for (int64_t s = 0; s < splits; ++s) {
-      DsaKlItem item{.seq = n};
-      item.q_begin = static_cast<int32_t>(queries * s / splits);
-      item.q_end = static_cast<int32_t>(queries * (s + 1) / splits);
-      item.num_keys = std::max<int64_t>(0, batch.first_position(n) + item.q_end);
-      item.partial_begin = partial_floats;
-      partial_floats += item.num_keys * tile_round_up(geometry.index_dim);
-      plan.items.push_back(item);
-    }
-  }
+  plan.pieces = msa_cut(batch, 1, tile_round_up(geometry.index_dim), takes_part);
   plan.thread_floats = Scratch::carve(geometry, index_heads, budget, nullptr, nullptr);
   plan.workspace_bytes = static_cast<int64_t>(sizeof(float)) *
-                         (partial_floats + plan.num_threads * plan.thread_floats);
+                         (plan.pieces.partial_floats + plan.num_threads * plan.thread_floats);
   return plan;
 }
 
@@ -307,21 +288,19 @@ void dsa_kl(const DsaKlPlan& plan, const MsaBatch& batch, double weight, const D
   for (const Tensor* t : {&in.q_THD, &in.qx_TAX, &out.dqx_TAX, &out.dkx_SX})
     msa_check_float("dsa_kl tensor", *t);
 
-  clear_rows(batch, plan.left_out, out);
+  clear_rows(batch, plan.pieces.left_out, out);
   const int64_t xp = tile_round_up(X);
   float* partials = static_cast<float*>(workspace);
-  float* scratch = partials;
-  for (const DsaKlItem& item : plan.items) scratch += item.num_keys * xp;
-  std::atomic<size_t> next = 0;
-  parallel_for(plan.num_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; ++thread) {
-      ItemRun run(plan, batch, weight, in, out, partials, scratch + thread * plan.thread_floats);
-      for (size_t i = next++; i < plan.items.size(); i = next++) run.run(plan.items[i]);
-    }
+  float* scratch = partials + plan.pieces.partial_floats;
+  const std::vector<MsaPiece>& pieces = plan.pieces.items;
+  msa_for_each_item(static_cast<int64_t>(pieces.size()), plan.num_threads, [&](int64_t i, int worker) {
+    ItemRun(plan, batch, weight, in, out, partials, scratch + worker * plan.thread_floats)
+        .run(pieces[i]);
   });
   std::vector<MsaPartial> dkx;
-  for (const DsaKlItem& item : plan.items)
-    dkx.push_back({item.seq, item.num_keys, partials + item.partial_begin});
+  for (const MsaPiece& piece : pieces) {
+    dkx.push_back({piece.seq, piece.num_keys, partials + piece.partial_begin});
+  }
   msa_sum_partials(batch, dkx, xp, out.dkx_SX, 1, 0);
 }
 

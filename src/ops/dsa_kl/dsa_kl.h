@@ -21,9 +21,8 @@
 // of pieces.
 #pragma once
 #include <span>
-#include <vector>
 
-#include "ops/common/msa_types.h"
+#include "ops/common/msa_partials.h"
 
 namespace m3 {
 
@@ -34,14 +33,6 @@ struct DsaKlOutputs {
   Tensor dqx_TAX, dkx_SX, dw_TA, kl_T;
 };
 
-// Query rows [q_begin, q_end) of a sequence; its sum for dkx lies at partial_begin (floats,
-// [num_keys, Xp]).
-struct DsaKlItem {
-  int32_t seq, q_begin, q_end;
-  int64_t num_keys;
-  int64_t partial_begin;
-};
-
 struct DsaKlPlan {
   MsaGeometry geometry;  // of the main branch; index_dim is X
   int index_heads = 0;   // A
@@ -50,8 +41,7 @@ struct DsaKlPlan {
   int64_t workspace_bytes = 0;
   int64_t thread_floats = 0;
   int num_threads = 0;
-  std::vector<DsaKlItem> items;
-  std::vector<int32_t> left_out;
+  MsaPieces pieces;  // a piece sums dkx [num_keys, Xp]
 };
 
 DsaKlPlan dsa_kl_plan(const MsaGeometry& geometry, int index_heads, int64_t budget,

@@ -4,7 +4,6 @@
 #include "ops/index_kl/index_kl.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,6 +13,7 @@
 #include "ops/common/msa_keys.h"
 #include "ops/common/msa_partials.h"
 #include "ops/common/msa_walk.h"
+#include "ops/common/msa_workers.h"
 #include "ops/common/tile_gemm.h"
 
 namespace m3 {
@@ -21,7 +21,6 @@ namespace {
 
 constexpr int kBatchRows = 128;         // (query, head) rows multiplied at once, at least one query
 constexpr int64_t kChunkQueries = 256;  // query rows per pass over the tiles
-constexpr int64_t kMaxSplits = 8;       // pieces of a sequence: bounds the partial sums of dki
 constexpr float kLog2e = 1.44269504088896340736f;
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
@@ -81,7 +80,7 @@ class ItemRun {
     Scratch::carve(g_, scratch, &s_);
   }
 
-  void run(const IndexKlItem& item) {
+  void run(const MsaPiece& item) {
     item_ = &item;
     dki_ = partials_ + item.partial_begin;
     std::memset(dki_, 0, sizeof(float) * item.num_keys * xp_);
@@ -256,7 +255,7 @@ class ItemRun {
   const TileKernels& tiles_;
   const int64_t D_, X_, G_, R_, xp_;
   Scratch s_;
-  const IndexKlItem* item_ = nullptr;
+  const MsaPiece* item_ = nullptr;
   int group_ = 0;
   int64_t chunk_begin_ = 0;
   float* dki_ = nullptr;
@@ -280,26 +279,9 @@ IndexKlPlan index_kl_plan(const MsaGeometry& geometry, const MsaBatch& batch, co
   plan.num_queries = batch.num_queries;
   plan.num_keys = batch.num_seqs > 0 ? batch.cu_k[batch.num_seqs] : 0;
   plan.num_threads = num_threads();
-  int64_t partial_floats = 0;
-  for (int n = 0; n < batch.num_seqs; ++n) {
-    if (!takes_part.empty() && takes_part[n] == 0) {
-      plan.left_out.push_back(n);
-      continue;
-    }
-    const int64_t queries = batch.q_len(n);
-    const int64_t splits = std::min(kMaxSplits, (queries + kChunkQueries - 1) / kChunkQueries);
-    for (int64_t s = 0; s < splits; ++s) {
-      IndexKlItem item{.seq = n};
-      item.q_begin = static_cast<int32_t>(queries * s / splits);
-      item.q_end = static_cast<int32_t>(queries * (s + 1) / splits);
-      item.num_keys = std::max<int64_t>(0, batch.first_position(n) + item.q_end);
-      item.partial_begin = partial_floats;
-      partial_floats += item.num_keys * tile_round_up(geometry.index_dim);
-      plan.items.push_back(item);
-    }
-  }
+  plan.pieces = msa_cut(batch, 1, tile_round_up(geometry.index_dim), takes_part);
   plan.thread_floats = Scratch::carve(geometry, nullptr, nullptr);
-  plan.workspace_bytes = static_cast<int64_t>(sizeof(float)) * (partial_floats + plan.num_threads * plan.thread_floats);
+  plan.workspace_bytes = static_cast<int64_t>(sizeof(float)) * (plan.pieces.partial_floats + plan.num_threads * plan.thread_floats);
   return plan;
 }
 
@@ -337,20 +319,16 @@ void index_kl(const IndexKlPlan& plan, const MsaBatch& batch, double weight, con
   if (out.lse_x_RT.defined()) msa_check_tensor("lse_x_RT", out.lse_x_RT, {R, T}, {});
   for (const Tensor* t : {&in.q_THD, &in.qi_TRX, &out.dqi_TRX, &out.dki_SX}) msa_check_float("index_kl tensor", *t);
 
-  clear_rows(batch, plan.left_out, out);
+  clear_rows(batch, plan.pieces.left_out, out);
   const int64_t xp = tile_round_up(X);
   float* partials = static_cast<float*>(workspace);
-  float* scratch = partials;
-  for (const IndexKlItem& item : plan.items) scratch += item.num_keys * xp;
-  std::atomic<size_t> next = 0;
-  parallel_for(plan.num_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; ++thread) {
-      ItemRun run(plan, batch, weight, in, out, partials, scratch + thread * plan.thread_floats);
-      for (size_t i = next++; i < plan.items.size(); i = next++) run.run(plan.items[i]);
-    }
+  float* scratch = partials + plan.pieces.partial_floats;
+  const std::vector<MsaPiece>& pieces = plan.pieces.items;
+  msa_for_each_item(static_cast<int64_t>(pieces.size()), plan.num_threads, [&](int64_t i, int worker) {
+    ItemRun(plan, batch, weight, in, out, partials, scratch + worker * plan.thread_floats).run(pieces[i]);
   });
   std::vector<MsaPartial> dki;
-  for (const IndexKlItem& item : plan.items) dki.push_back({item.seq, item.num_keys, partials + item.partial_begin});
+  for (const MsaPiece& piece : pieces) dki.push_back({piece.seq, piece.num_keys, partials + piece.partial_begin});
   msa_sum_partials(batch, dki, xp, out.dki_SX, 1, 0);
 }
 

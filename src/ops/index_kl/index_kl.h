@@ -18,9 +18,8 @@
 // Deterministic, whatever the number of threads. The run allocates only the lists of a thread that say who reads which block.
 #pragma once
 #include <span>
-#include <vector>
 
-#include "ops/common/msa_types.h"
+#include "ops/common/msa_partials.h"
 #include "tensor/device.h"
 
 namespace m3 {
@@ -32,13 +31,6 @@ struct IndexKlOutputs {
   Tensor dqi_TRX, dki_SX, kl_RT, lse_x_RT;
 };
 
-// Query rows [q_begin, q_end) of a sequence, all groups; its sum for dki lies at partial_begin (floats, [num_keys, Xp]).
-struct IndexKlItem {
-  int32_t seq, q_begin, q_end;
-  int64_t num_keys;
-  int64_t partial_begin;
-};
-
 struct IndexKlPlan {
   MsaGeometry geometry;
   AttendSupport support;
@@ -46,8 +38,7 @@ struct IndexKlPlan {
   int64_t workspace_bytes = 0;
   int64_t thread_floats = 0;
   int num_threads = 0;
-  std::vector<IndexKlItem> items;
-  std::vector<int32_t> left_out;  // sequences
+  MsaPieces pieces;  // of all groups together; a piece sums dki [num_keys, Xp]
 };
 
 // `takes_part` [num_seqs]: 0 leaves a sequence out; empty: all take part.
