@@ -35,7 +35,7 @@ inline const std::vector<Command>& commands() {
 #endif
       {"inspect", "architecture, tensors, parameters and memory plan of a model", command_inspect},
       {"init", "write a randomly initialised checkpoint from a config", command_init},
-      {"bench", "measure operators and whole models", command_bench},
+      {"bench", "measure operators, whole models and a running server", command_bench},
       {"train", "train a model by a configuration, resumable", command_train},
       {"eval", "what a trained model can do, with chance beside it", command_eval},
       {"plot", "curves of training runs", command_plot},
