@@ -27,7 +27,13 @@ spdlog::logger& logger() {
         "m3", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     made->set_pattern("%^%L%$ %T.%e %v");
     const char* env = std::getenv("M3_LOG");
-    made->set_level(env != nullptr ? spdlog::level::from_str(env) : spdlog::level::info);
+    if (env == nullptr) return made;
+    const auto level = spdlog::level::from_str(env);  // off for words that it does not know
+    if (level == spdlog::level::off && std::string_view(env) != "off") {
+      made->warn("M3_LOG is '{}', want trace, debug, info, warn, error or off; using info", env);
+    } else {
+      made->set_level(level);
+    }
     return made;
   }();
   return *instance;
