@@ -1,5 +1,5 @@
-// Errors. A failed check at an API border throws m3::Error with file and line; a user's mistake on
-// the request path is a Status value (status.h) and never crosses threads as an exception.
+// Errors. A failed check at an API border throws m3::Error with file and line. Threads catch what they
+// run for others: one bad request cannot end the process.
 #pragma once
 #include <fmt/core.h>
 

@@ -41,8 +41,6 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-void log_set_level(LogLevel level) { logger().set_level(spd_level(level)); }
-
 bool log_enabled(LogLevel level) { return logger().should_log(spd_level(level)); }
 
 void log_message(LogLevel level, std::string_view text) {

@@ -1,5 +1,5 @@
-// Logging to stderr. Thread-safe. Level from M3_LOG (trace, debug, info, warn, error, off) or
-// log_set_level; default info. stdout belongs to results.
+// Logging to stderr. Thread-safe. Level from M3_LOG (trace, debug, info, warn, error, off); default
+// info. stdout belongs to results.
 #pragma once
 #include <fmt/core.h>
 
@@ -9,7 +9,6 @@ namespace m3 {
 
 enum class LogLevel { kTrace, kDebug, kInfo, kWarn, kError, kOff };
 
-void log_set_level(LogLevel level);
 void log_message(LogLevel level, std::string_view text);
 bool log_enabled(LogLevel level);
 

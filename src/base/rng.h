@@ -52,7 +52,6 @@ class Philox {
   }
 
   uint64_t position() const { return position_; }
-  void seek(uint64_t position) { position_ = position; }
 
  private:
   uint64_t seed_, stream_, position_;

@@ -11,11 +11,6 @@ __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for all memory: global data written by ordinary stores and then read by a bulk copy.
-__device__ __forceinline__ void fence_async() {
-  asm volatile("fence.proxy.async;" ::: "memory");
-}
-
 // Barrier `id` (1..15; 0 is __syncthreads) over num_threads threads, a multiple of 32.
 __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t num_threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "r"(num_threads) : "memory");

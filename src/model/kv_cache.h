@@ -1,6 +1,6 @@
 // The cache of one model: pages of one block of positions. One page id addresses the keys, values and
 // index keys of that block in every layer, so copying, trimming or sharing a page moves all of them
-// (msa.md §6). Which pages are free is the caller's business (engine/page_pool.h).
+// (msa.md §6). Which pages are free is the caller's business (engine/page_cache.h).
 //
 // Lanes are laid out layer by layer, [P, R, B, D] and [P, B, X]; on the CPU memory that no page was
 // written to costs nothing.

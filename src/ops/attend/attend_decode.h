@@ -60,9 +60,6 @@ AttendDecodeTuning attend_decode_tuning(const MsaGeometry& geometry, int num_seq
 
 int64_t attend_decode_workspace_bytes(const MsaGeometry& geometry, int64_t num_queries, int splits);
 
-// True if the kernel can choose blocks from scores itself.
-bool attend_decode_chooses(const MsaGeometry& geometry, int64_t max_q_len, int64_t max_blocks);
-
 void attend_decode(const AttendDecodeParams& params, int64_t max_q_len,
                    const AttendDecodeTuning& tuning, Stream stream);
 

@@ -739,11 +739,6 @@ std::string attend_decode_supports(const MsaGeometry& g, int64_t max_q_len, int6
   return "";
 }
 
-bool attend_decode_chooses(const MsaGeometry& g, int64_t max_q_len, int64_t max_blocks) {
-  return max_q_len == 1 && max_blocks <= kSelectMaxBlocks &&
-         select_scratch_bytes(max_blocks, g.topk - 1) <= 3 * kTileBytes;
-}
-
 AttendDecodeTuning attend_decode_tuning(const MsaGeometry& g, int num_seqs, int64_t max_q_len,
                                         int64_t max_k_len, bool full) {
   const int64_t tokens = tokens_of_item(max_q_len);

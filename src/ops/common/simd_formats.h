@@ -72,27 +72,6 @@ M3_SIMD_INLINE __m512 load_e4m3(const uint8_t* p) {
   return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, is_nan, _mm512_set1_epi32(-1)));
 }
 
-// In place: lane j of vector i becomes lane i of vector j.
-M3_SIMD_INLINE void transpose_lanes(__m512* x) {
-  __m512 t[16];
-  for (int i = 0; i < 16; i += 4) {
-    const __m512 a = _mm512_unpacklo_ps(x[i], x[i + 1]), b = _mm512_unpackhi_ps(x[i], x[i + 1]);
-    const __m512 c = _mm512_unpacklo_ps(x[i + 2], x[i + 3]), d = _mm512_unpackhi_ps(x[i + 2], x[i + 3]);
-    t[i] = _mm512_shuffle_ps(a, c, 0x44);
-    t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
-    t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
-    t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
-  }
-  for (int j = 0; j < 4; ++j) {  // t[4 i + j] holds lanes j, j + 4, j + 8, j + 12 of vectors 4 i to 4 i + 3
-    const __m512 a = _mm512_shuffle_f32x4(t[j], t[4 + j], 0x88), b = _mm512_shuffle_f32x4(t[j], t[4 + j], 0xdd);
-    const __m512 c = _mm512_shuffle_f32x4(t[8 + j], t[12 + j], 0x88), d = _mm512_shuffle_f32x4(t[8 + j], t[12 + j], 0xdd);
-    x[j] = _mm512_shuffle_f32x4(a, c, 0x88);
-    x[j + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
-    x[j + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
-    x[j + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
-  }
-}
-
 M3_SIMD_INLINE __m512 sqrt_lanes(__m512 x) { return _mm512_sqrt_ps(x); }
 
 // dst[i] += sum of the lanes of r[i], i < 4, in a fixed order.
@@ -126,22 +105,6 @@ M3_SIMD_INLINE __m256 load_e4m3(const uint8_t* p) {
   return _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_or_si256(sign, is_nan)));
 }
 
-M3_SIMD_INLINE void transpose_lanes(__m256* x) {
-  __m256 t[8];
-  for (int i = 0; i < 8; i += 4) {
-    const __m256 a = _mm256_unpacklo_ps(x[i], x[i + 1]), b = _mm256_unpackhi_ps(x[i], x[i + 1]);
-    const __m256 c = _mm256_unpacklo_ps(x[i + 2], x[i + 3]), d = _mm256_unpackhi_ps(x[i + 2], x[i + 3]);
-    t[i] = _mm256_shuffle_ps(a, c, 0x44);
-    t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
-    t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
-    t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
-  }
-  for (int j = 0; j < 4; ++j) {  // t[4 i + j] holds lanes j and j + 4 of vectors 4 i to 4 i + 3
-    x[j] = _mm256_permute2f128_ps(t[j], t[4 + j], 0x20);
-    x[j + 4] = _mm256_permute2f128_ps(t[j], t[4 + j], 0x31);
-  }
-}
-
 M3_SIMD_INLINE __m256 sqrt_lanes(__m256 x) { return _mm256_sqrt_ps(x); }
 
 M3_SIMD_INLINE void add_lane_sums(float* dst, const __m256* r) {
@@ -166,16 +129,6 @@ M3_SIMD_INLINE Simd::Vec load_e4m3(const uint8_t* p) {
   return x;
 }
 
-M3_SIMD_INLINE void transpose_lanes(Simd::Vec* x) {
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < i; ++j) {
-      const float swapped = x[i][j];
-      x[i][j] = x[j][i];
-      x[j][i] = swapped;
-    }
-  }
-}
-
 M3_SIMD_INLINE Simd::Vec sqrt_lanes(Simd::Vec x) {
   return Simd::Vec{__builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]), __builtin_sqrtf(x[3])};
 }
@@ -185,6 +138,14 @@ M3_SIMD_INLINE void add_lane_sums(float* dst, const Simd::Vec* r) {
 }
 
 #endif
+
+// In place: lane j of vector i becomes lane i of vector j. Moves bits only.
+M3_SIMD_INLINE void transpose_lanes(Simd::Vec* x) {
+  Simd::Words words[Simd::kLanes];
+  for (int i = 0; i < Simd::kLanes; ++i) __builtin_memcpy(&words[i], &x[i], sizeof(x[i]));
+  Simd::transpose(words);
+  for (int i = 0; i < Simd::kLanes; ++i) x[i] = Simd::as_floats(words[i]);
+}
 
 // 1 / (1 + e^-x); NaN stays NaN.
 M3_SIMD_INLINE Simd::Vec sigmoid_lanes(Simd::Vec x) {

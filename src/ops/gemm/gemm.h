@@ -75,7 +75,4 @@ void gemm_backward_x_ref(const Tensor& dy_MN, const Weight& w_NK, const Tensor& 
 void gemm_backward_w_ref(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& dw_NK,
                          const Tensor& db_N, bool accumulate);
 
-// Widens a stored matrix to f32 (exact).
-void weight_to_f32(const Weight& w_NK, const Tensor& out_NK);
-
 }  // namespace m3

@@ -60,11 +60,4 @@ void gemm_backward_w_ref(const Tensor& dy_MN, const Tensor& x_MK, const Tensor& 
   }
 }
 
-void weight_to_f32(const Weight& w_NK, const Tensor& out_NK) {
-  float* out = out_NK.ptr<float>();
-  for (int64_t n = 0; n < w_NK.num_out(); ++n) {
-    for (int64_t k = 0; k < w_NK.num_in(); ++k) *out++ = static_cast<float>(weight_at(w_NK, n, k));
-  }
-}
-
 }  // namespace m3
