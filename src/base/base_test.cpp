@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <cmath>
@@ -77,6 +78,24 @@ TEST(File, a_full_disk_is_an_error_that_keeps_the_target) {
   EXPECT_THROW(write_file_atomic(path, "lost"), Error);
   EXPECT_EQ(read_file(path), "kept");
   std::filesystem::remove_all(folder);
+}
+
+TEST(File, a_pipe_is_refused_at_once_and_a_folder_or_device_is_never_replaced) {
+  const auto folder = std::filesystem::temp_directory_path() / "m3_pipe_test";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder / "inside");
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_THROW(read_file(folder / "pipe"), Error);
+  EXPECT_THROW(MappedFile{folder / "pipe"}, Error);
+  EXPECT_THROW(write_file_atomic(folder / "pipe", "x"), Error);
+  EXPECT_THROW(write_file_atomic(folder / "inside", "x"), Error);
+  EXPECT_TRUE(std::filesystem::is_fifo(folder / "pipe"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(File, content_beyond_the_reported_size_is_not_dropped_silently) {
+  if (!std::filesystem::exists("/proc/self/maps")) GTEST_SKIP() << "no /proc";
+  EXPECT_THROW(read_file("/proc/self/maps"), Error);
 }
 
 TEST(Format, sizes_and_counts) {

@@ -35,7 +35,7 @@ uint64_t regular_file_size(int fd, const std::filesystem::path& path) {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a named pipe must not hang
   M3_CHECK(file.fd >= 0, "{}: cannot open: {}", path.string(), std::strerror(errno));
   size_ = regular_file_size(file.fd, path);
   if (size_ == 0) return;
@@ -65,7 +65,7 @@ void MappedFile::release() const {
 }
 
 std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
-  Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a named pipe must not hang
   M3_CHECK(file.fd >= 0, "{}: cannot open: {}", path.string(), std::strerror(errno));
   const uint64_t size = regular_file_size(file.fd, path);
   M3_CHECK(size <= max_bytes, "{}: {} bytes, more than the limit of {}", path.string(), size, max_bytes);
@@ -78,11 +78,18 @@ std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
              got < 0 ? std::strerror(errno) : "end of file");
     done += static_cast<uint64_t>(got);
   }
+  char more = 0;  // files of /proc say 0 bytes and hold some
+  M3_CHECK(::read(file.fd, &more, 1) == 0, "{}: holds more than the {} bytes of its size; copy it first", path.string(),
+           size);
   return content;
 }
 
 AtomicFile::AtomicFile(std::filesystem::path path)
     : path_(std::move(path)), temporary_(path_.string() + ".tmp") {
+  struct stat info = {};
+  // A device or a folder must not be replaced by a file.
+  M3_CHECK(::stat(path_.c_str(), &info) != 0 || S_ISREG(info.st_mode), "{}: not a regular file; give a file name",
+           path_.string());
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   M3_CHECK(fd_ >= 0, "{}: cannot create: {}", temporary_, std::strerror(errno));
 }

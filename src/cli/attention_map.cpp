@@ -25,7 +25,7 @@ int command_attention_map(const Args& args) {
   options.add("--seed", seed, "of the pictures");
   options.add("--out", out,
               "also write an HTML page with a map over the first picture for each layer");
-  options.add("--threads", threads, "CPU threads (0: all)");
+  options.threads(threads);
   options.flag("--json", json, "JSON on stdout instead of the table");
   options.parse(args);
   if (count < 1 || count > 256) throw UsageError{"--count must lie between 1 and 256"};

@@ -180,7 +180,7 @@ BenchFlags parse(const Args& args) {
   options.add("--chunk", flags.chunk, "prompt tokens computed at a time");
   options.choice("--dtype", flags.dtype, {"bf16", "f32"}, "arithmetic and cache");
   options.choice("--attention", flags.attention, {"msa", "full", "window", "dsa"}, "as in m3 run");
-  options.add("--threads", flags.threads, "CPU threads (0: all)");
+  options.threads(flags.threads);
   options.add("--json", flags.json, "write the results to this file");
   options.parse(args);
   if (flags.runs < 1 || flags.chunk < 1 || flags.decode_tokens < 1) {

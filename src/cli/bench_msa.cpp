@@ -219,7 +219,7 @@ MsaFlags parse(const Args& args) {
   options.add("--rho", flags.rho, "correlation of neighbouring index queries");
   options.add("--runs", flags.runs, "runs of a prefill; on a GPU of every case");
   options.add("--steps", flags.steps, "steps of a decode");
-  options.add("--threads", flags.threads, "CPU threads (0: all)");
+  options.threads(flags.threads);
   options.add("--json", flags.json, "write the results to this file");
   options.parse(args);
   if (flags.runs < 1 || flags.steps < 1 || flags.num_new < 0 || flags.rho < 0 || flags.rho >= 1) {

@@ -205,6 +205,15 @@ int command_data(const Args& args) {
   options.add("--layout", flags.layout, "tokenizer: folder of a tokenizer.json whose added tokens, pattern and size are kept");
   options.parse(args);
   if (flags.valid < 0 || flags.test < 0 || flags.valid + flags.test > 1) throw UsageError{"--valid and --test must be shares that sum to at most 1"};
+  if (flags.count < 1) throw UsageError{"--count must be at least 1 (see m3 data --help)"};
+  constexpr int64_t kMostMib = 1 << 20;  // a shard of a terabyte
+  if (flags.shard_mib < 1 || flags.shard_mib > kMostMib) {
+    throw UsageError{fmt::format("--shard-size must be between 1 and {} (see m3 data --help)", kMostMib)};
+  }
+  if (flags.max_document_kib < 1 || flags.max_document_kib > kMostMib) {
+    throw UsageError{fmt::format("--max-document must be between 1 and {} (see m3 data --help)", kMostMib)};
+  }
+  if (!(flags.film_fps > 0)) throw UsageError{"--film-fps must be above 0 (see m3 data --help)"};
   if (flags.action == "make") return make(flags);
   if (flags.action == "synthetic") return synthesise(flags);
   if (flags.action == "check") return check(flags);

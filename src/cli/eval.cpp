@@ -34,7 +34,7 @@ int command_eval(const Args& args) {
   options.add("--seed", eval_options.seed, "of the documents");
   options.add("--only", eval_options.filter, "only measures whose name contains this");
   options.flag("--msa-only", msa_only, "facts without the comparison of attentions");
-  options.add("--threads", threads, "CPU threads (0: all)");
+  options.threads(threads);
   options.flag("--json", json, "a JSON list on stdout instead of the table");
   options.add("--out", out, "also write the JSON list into this file");
   options.parse(args);

@@ -42,9 +42,11 @@ int command_init(const Args& args) {
   options.positional("OUT", out, "the folder to write");
   options.add("--seed", seed, "seed of the generator");
   options.add("--tokenizer", tokenizer, "copy the tokenizer files from this folder");
-  options.add("--threads", threads, "CPU threads (0: all)");
+  options.threads(threads);
   options.parse(args);
   set_num_threads(threads);
+
+  if (out.empty()) throw UsageError{"OUT must not be empty (see m3 init --help)"};
 
   const bool is_folder = fs::is_directory(config_path);
   const fs::path config_file = is_folder ? fs::path(config_path) / "config.json" : fs::path(config_path);

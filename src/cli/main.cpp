@@ -1,5 +1,7 @@
 // m3: one binary, one command per file (commands.h).
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <string>
@@ -21,12 +23,19 @@ std::string overview() {
   return text + "\n'm3 COMMAND --help' shows the flags and an example.\n";
 }
 
-}  // namespace
+// A standard stream that was closed would otherwise be the next file opened.
+void open_standard_streams() {
+  int fd = ::open("/dev/null", O_RDWR);
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::dup(fd);
+  if (fd > STDERR_FILENO) ::close(fd);
+}
 
-int main(int argc, char** argv) {
-  const m3::cli::Args words(argv + 1, argv + argc);
+// fputs and not fmt::print, which throws when stderr cannot be written.
+void complain(const std::string& text) { std::fputs(text.c_str(), stderr); }
+
+int run(const m3::cli::Args& words) {
   if (words.empty()) {
-    fmt::print(stderr, "{}", overview());
+    complain(overview());
     return kWrongUsage;
   }
   if (words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
@@ -42,20 +51,30 @@ int main(int argc, char** argv) {
     try {
       return command.run(m3::cli::Args(words.begin() + 1, words.end()));
     } catch (const m3::cli::HelpRequest& help) {
-      fmt::print("{}", help.text);
+      std::fputs(help.text.c_str(), stdout);
       return 0;
     } catch (const m3::cli::UsageError& error) {
-      fmt::print(stderr, "m3 {}: {}\n", words[0], error.message);
+      complain(fmt::format("m3 {}: {}\n", words[0], error.message));
       return kWrongUsage;
     } catch (const m3::Error& error) {
-      fmt::print(stderr, "m3 {}: {}\n", words[0], error.what());
+      complain(fmt::format("m3 {}: {}\n", words[0], error.what()));
       m3::log_debug("thrown at {}", error.where());
       return kFailed;
     } catch (const std::exception& error) {
-      fmt::print(stderr, "m3 {}: {}\n", words[0], error.what());
+      complain(fmt::format("m3 {}: {}\n", words[0], error.what()));
       return kFailed;
     }
   }
-  fmt::print(stderr, "m3: unknown command '{}'\n\n{}", words[0], overview());
+  complain(fmt::format("m3: unknown command '{}'\n\n{}", words[0], overview()));
   return kWrongUsage;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  open_standard_streams();
+  const int code = run(m3::cli::Args(argv + 1, argv + argc));
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  complain("m3: standard output was not written in full (disk full?)\n");
+  return code == 0 ? kFailed : code;
 }

@@ -47,11 +47,17 @@ class Options {
   void choice(const std::string& names, std::string& value, const std::vector<std::string>& words,
               const std::string& help);
 
+  // --threads: 0 stands for the default that `help` names.
+  void threads(int& value, const std::string& help = "CPU threads (0: all)");
+
   void parse(const std::vector<std::string>& args);  // throws UsageError or HelpRequest
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// All of standard input; throws Error if it cannot be read (closed, a folder).
+std::string read_stdin();
 
 }  // namespace m3::cli

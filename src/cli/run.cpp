@@ -15,6 +15,7 @@
 #include "engine/chat_prompt.h"
 #include "engine/session.h"
 #include "text/output_parser.h"
+#include "text/utf8.h"
 
 namespace m3::cli {
 
@@ -79,7 +80,7 @@ RunFlags parse(const Args& args) {
   options.choice("--attention", flags.attention, {"msa", "full", "window", "dsa"}, "see above");
   options.choice("--dtype", flags.dtype, {"bf16", "f32"}, "arithmetic and cache");
   options.add("--chunk", flags.chunk, "prompt tokens computed at a time");
-  options.add("--threads", flags.threads, "CPU threads (0: all)");
+  options.threads(flags.threads);
   options.flag("--json", flags.json, "one JSON object on stdout instead of text");
   options.parse(args);
   if (flags.max_tokens < 1) throw UsageError{"--max-tokens must be at least 1"};
@@ -87,8 +88,10 @@ RunFlags parse(const Args& args) {
   if (flags.context && *flags.context < 2) throw UsageError{"--context must be at least 2"};
   if (flags.temperature && !(*flags.temperature >= 0)) throw UsageError{"--temperature must be 0 or more"};
   if (flags.top_p && !(*flags.top_p > 0 && *flags.top_p <= 1)) throw UsageError{"--top-p must be above 0, at most 1"};
-  if (flags.top_k && *flags.top_k < 0) throw UsageError{"--top-k must be 0 or more"};
-  if (flags.threads < 0) throw UsageError{"--threads must be 0 or more"};
+  if (flags.top_k && (*flags.top_k < 0 || *flags.top_k > INT32_MAX)) {
+    throw UsageError{fmt::format("--top-k must be between 0 and {}", INT32_MAX)};
+  }
+  if (flags.seed && *flags.seed < 0) throw UsageError{"--seed must be 0 or more"};
   return flags;
 }
 
@@ -109,20 +112,17 @@ SamplingParams sampling_of(const RunFlags& flags, const GenerationConfig& defaul
 }
 
 std::string document(const std::string& path) {
-  return fmt::format("\n\nDocument {}:\n{}", std::filesystem::path(path).filename().string(), read_file(path));
-}
-
-std::string read_stdin() {
-  std::string text;
-  char buffer[65536];
-  while (const size_t count = std::fread(buffer, 1, sizeof buffer, stdin)) text.append(buffer, count);
-  return text;
+  const std::string text = read_file(path);
+  const size_t invalid = utf8_find_invalid(text);
+  M3_CHECK(invalid == text.npos, "{}: not valid UTF-8 at byte {}; --file takes text", path, invalid);
+  return fmt::format("\n\nDocument {}:\n{}", std::filesystem::path(path).filename().string(), text);
 }
 
 // One answer: where its pieces go while they come, and what is left at the end.
 struct Answer {
   ParsedOutput parsed;
   FinishReason reason = FinishReason::kStop;
+  std::string error;  // of FinishReason::kFailed
   GenerationTimings timings;
 };
 
@@ -144,7 +144,7 @@ class Runner {
  private:
   void add_user_turn(const std::string& text);
   ChatPrompt build() const;
-  void open(int64_t context, int64_t vision_patches);
+  void open(int64_t context, int64_t vision_patches, int64_t total_patches);
   Answer answer(const ChatPrompt& prompt);
   void show(const OutputEvent& event);
   void print_measurements(const Answer& answer) const;
@@ -191,7 +191,7 @@ ChatPrompt Runner::build() const {
   return build_chat_prompt(tokenizer_, messages_, {}, options, media_);
 }
 
-void Runner::open(int64_t context, int64_t vision_patches) {
+void Runner::open(int64_t context, int64_t vision_patches, int64_t total_patches) {
   const int64_t limit = checkpoint_.config().text.max_position_embeddings;
   M3_CHECK(context <= limit, "a context of {} tokens is asked for, the model has positions for {}", context, limit);
   SessionOptions options;
@@ -200,6 +200,7 @@ void Runner::open(int64_t context, int64_t vision_patches) {
   options.context_tokens = context;
   options.max_step_tokens = std::min(flags_.chunk, context);
   options.max_vision_patches = vision_patches;
+  options.total_patches = total_patches;
   options.progress = progress();
   session_ = std::make_unique<Session>(checkpoint_, tokenizer_, options);
   if (flags_.json) return;
@@ -255,6 +256,7 @@ Answer Runner::answer(const ChatPrompt& prompt) {
         break;
       case GenerationEvent::Kind::kFinish:
         answer.reason = event.reason;
+        answer.error = event.error;
         answer.timings = event.timings;
         break;
     }
@@ -314,17 +316,19 @@ int Runner::one_shot(const std::string& text) {
   const int64_t limit = flags_.context.value_or(checkpoint_.config().text.max_position_embeddings);
   M3_CHECK(prompt_tokens < limit, "the prompt has {} tokens and the answer needs at least one, the context holds {}{}",
            prompt_tokens, limit, flags_.context ? " (--context)" : " (the model's limit)");
-  int64_t vision_patches = 0;
+  int64_t vision_patches = 0, total_patches = 0;
   for (const ChatMedia& media : media_) {
+    total_patches += media.input.grid.num_patches();
     vision_patches = std::max(vision_patches, vision_pass_patches(*checkpoint_.config().vision, media.input.grid));
   }
-  open(std::min(limit, prompt_tokens + flags_.max_tokens), vision_patches);
+  open(prompt_tokens + std::min(limit - prompt_tokens, flags_.max_tokens), vision_patches, total_patches);
   const Answer result = answer(prompt);
   if (flags_.json) {
     print_json(result);
   } else {
     print_measurements(result);
   }
+  M3_CHECK(result.reason != FinishReason::kFailed, "the answer failed: {}", result.error);
   return 0;
 }
 
@@ -336,7 +340,7 @@ int Runner::chat() {
       checkpoint_.config().vision
           ? checkpoint_.config().vision->segment_max_frames * (kVideoBounds.max_pixels / (kPatchSize * kPatchSize))
           : 0;
-  open(flags_.context.value_or(std::min(kChatContext, limit)), vision_patches);
+  open(flags_.context.value_or(std::min(kChatContext, limit)), vision_patches, 0);
   fmt::print(stderr, "Chat with {}. /image F, /video F and /file F add to the next message, /clear forgets, "
                      "/exit or Ctrl-D ends.\n", flags_.model);
   LineEditor editor;
@@ -360,6 +364,7 @@ int Runner::chat() {
         add_user_turn(*line);
         const Answer result = answer(build());
         print_measurements(result);
+        M3_CHECK(result.reason != FinishReason::kFailed, "the answer failed: {}", result.error);
         Message reply{.role = "assistant", .reasoning = result.parsed.reasoning, .tool_calls = result.parsed.tool_calls};
         if (result.parsed.content) reply.content.push_back(ContentPart::of_text(*result.parsed.content));
         messages_.push_back(std::move(reply));

@@ -112,7 +112,7 @@ ServeFlags parse(const Args& args) {
               "origin of web pages that may call (repeatable)");
   options.flag("--metrics-open", flags.metrics_open, "/metrics needs no key");
   options.choice("--dtype", flags.dtype, {"bf16", "f32"}, "arithmetic and cache");
-  options.add("--threads", flags.threads, "CPU threads of the model (0: all)");
+  options.threads(flags.threads, "CPU threads of the model (0: all)");
   options.parse(args);
   if (flags.port < 0 || flags.port > 65535) throw UsageError{"--port must be 0 to 65535"};
   for (const auto& [name, value] : {std::pair{"--max-num-seqs", flags.max_requests},

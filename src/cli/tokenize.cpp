@@ -2,8 +2,6 @@
 #include <fmt/core.h>
 
 #include <charconv>
-#include <iostream>
-#include <iterator>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -32,8 +30,8 @@ std::string readable(std::string_view bytes) {
   return out;
 }
 
-// Integers with white space, commas or list brackets between them.
-std::vector<int32_t> read_ids(std::string_view text) {
+// Integers with white space, commas or list brackets between them; each must have a token.
+std::vector<int32_t> read_ids(const Tokenizer& tokenizer, std::string_view text) {
   constexpr std::string_view kBetween = " \t\r\n,[]";
   std::vector<int32_t> ids;
   size_t at = 0;
@@ -43,6 +41,8 @@ std::vector<int32_t> read_ids(std::string_view text) {
     const auto parsed = std::from_chars(text.data() + at, text.data() + end, id);
     M3_CHECK(parsed.ec == std::errc() && parsed.ptr == text.data() + end,
              "'{}' is no token id (want integers)", text.substr(at, end - at));
+    M3_CHECK(id >= 0 && id < tokenizer.size(), "no token has id {}: the tokenizer's ids are 0 to {}", id,
+             tokenizer.size() - 1);
     ids.push_back(id);
     at = end;
   }
@@ -109,11 +109,11 @@ int command_tokenize(const Args& args) {
   } else if (!texts.empty()) {
     for (const std::string& word : texts) input += (input.empty() ? "" : " ") + word;
   } else {
-    input.assign(std::istreambuf_iterator<char>(std::cin), {});
+    input = read_stdin();
   }
 
   const std::vector<int32_t> ids =
-      decode ? read_ids(input) : tokenizer.encode(input, {.added_tokens = !plain});
+      decode ? read_ids(tokenizer, input) : tokenizer.encode(input, {.added_tokens = !plain});
   if (json) {
     print_json(tokenizer, ids, decode ? tokenizer.decode(ids) : input);
   } else if (ids_only) {

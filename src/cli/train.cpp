@@ -72,10 +72,11 @@ int command_train(const Args& args) {
       "KEY=VALUE: replaces a value of the configuration; parts of the key are joined by dots");
   options.add("--stop-after", run.stop_after,
               "save and end after this many steps of the run (0: all)");
-  options.add("--threads", threads, "CPU threads (0: the configuration's)");
+  options.threads(threads, "CPU threads (0: the configuration's)");
   options.flag("--check", check,
                "read the configuration, open the data, print the memory plan; no step");
   options.parse(args);
+  if (run.stop_after < 0) throw UsageError{"--stop-after must be 0 or more (see m3 train --help)"};
 
   const train::TrainConfig config = train::read_train_config(file, overrides);
   set_num_threads(threads > 0 ? threads : config.compute.threads);

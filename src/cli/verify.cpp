@@ -24,7 +24,7 @@ int command_verify(const Args& args) {
   options.choice("--device", device, {"cpu", "cuda"}, "where operators run");
   options.choice("--dtype", dtype, {"f32", "bf16"}, "arithmetic of operators and models");
   options.add("--filter", filter, "only cases whose name contains this text");
-  options.add("--threads", threads, "CPU threads (0: all)");
+  options.threads(threads);
   options.add("--json", json_path, "write the results to this file");
   options.parse(args);
   set_num_threads(threads);

@@ -32,7 +32,12 @@ Session::Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const
 
   model_->add_to_plan(plan_);
   plan_.add("KV cache", cache_bytes);
-  if (options.max_vision_patches > 0) plan_.add("media features", options.engine.media_cache_bytes);
+  EngineOptions engine = options.engine;
+  if (options.total_patches > 0) {
+    const int64_t rows = options.total_patches / checkpoint.config().vision->merge_factor();
+    engine.media_cache_bytes = rows * text.hidden_size * dtype_bytes(model_->activation_dtype());
+  }
+  if (options.max_vision_patches > 0) plan_.add("media features", engine.media_cache_bytes);
   plan_.add("program and input", already_resident);
   if (const int64_t excess = peak_resident_bytes() - plan_.total_bytes(); excess > 0) {
     plan_.add("reading the input, at its worst", excess);
@@ -55,7 +60,7 @@ Session::Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const
   }
   load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   engine_model_ = std::make_unique<CpuEngineModel>(*model_, num_pages);
-  engine_ = std::make_unique<Engine>(*engine_model_, tokenizer, options.engine);
+  engine_ = std::make_unique<Engine>(*engine_model_, tokenizer, engine);
 }
 
 std::string Session::capacity() const {

@@ -17,6 +17,9 @@ struct SessionOptions {
   int64_t max_step_tokens = kDefaultStepTokens;
   int64_t max_requests = 1;       // that run together
   int64_t max_vision_patches = 0; // of one pass; 0: no media
+  // Of all pictures and clips together, where they are known before: their features are planned to the byte, and are
+  // all that is kept. 0: as many features as engine.media_cache_bytes.
+  int64_t total_patches = 0;
   EngineOptions engine;
   Progress::Mode progress = Progress::Mode::kAuto;
 

@@ -41,6 +41,19 @@ TEST(Session, says_how_many_requests_run_together) {
       << session.capacity();
 }
 
+TEST(Session, features_of_known_media_are_planned_to_the_byte) {
+  SessionOptions options = options_of(1024);
+  options.max_vision_patches = options.total_patches = 64;
+  Session session(tiny_checkpoint(), tiny_tokenizer(), options);
+  const ModelConfig& config = tiny_checkpoint().config();
+  const int64_t want = 64 / 4 * config.text.hidden_size * dtype_bytes(session.model().activation_dtype());
+  int64_t planned = -1;
+  for (const auto& entry : session.plan().entries()) {
+    if (entry.name == "media features") planned = entry.bytes;
+  }
+  EXPECT_EQ(planned, want);
+}
+
 // cache-05, cache-06: every lane is described, with its type and strides, and the description is complete.
 TEST(KvLanes, cache_05_06_a_page_copied_lane_by_lane_is_the_page) {
   const TextConfig& config = tiny_checkpoint().config().text;

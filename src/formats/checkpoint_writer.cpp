@@ -10,7 +10,8 @@ namespace fs = std::filesystem;
 
 CheckpointWriter::CheckpointWriter(const fs::path& folder, const std::string& config_json,
                                    const std::vector<TensorEntry>& table, int64_t shard_bytes)
-    : folder_(folder), partial_(folder.string() + ".partial"), order_(table) {
+    : folder_(folder.has_filename() ? folder : folder.parent_path()),  // "out/" is "out"
+      partial_(folder_.string() + ".partial"), order_(table) {
   M3_CHECK(!fs::exists(folder_), "{} exists; choose another name or remove it", folder_.string());
   M3_CHECK(!order_.empty() && shard_bytes > 0, "{}: nothing to write", folder_.string());
   // Consecutive tensors share a shard until it is full; inside a shard larger elements come first, as the format

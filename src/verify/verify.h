@@ -37,6 +37,7 @@ class Report {
   void run(const std::string& name, const std::function<std::string()>& body);
   void skip(const std::string& name, const std::string& reason);
 
+  int num_cases() const { return num_passed + num_failed + num_skipped; }
   int num_passed = 0, num_failed = 0, num_skipped = 0;
 
  private:
@@ -48,7 +49,8 @@ class Report {
 using Suite = bool (*)(const std::filesystem::path& file, const nlohmann::ordered_json& document, Report& report);
 const std::vector<Suite>& suites();  // the list, in suites.cpp
 
-// Walks the paths (files or folders, sorted) and runs every golden found. Throws if there is none.
+// Walks the paths (files or folders, sorted) and runs every golden found. A damaged golden
+// is a failed case; throws if a path holds no golden.
 void verify_paths(const std::vector<std::filesystem::path>& paths, Report& report);
 
 }  // namespace m3::verify
