@@ -23,7 +23,7 @@ $m3 run $models/tiny-vl -p "What happens?" --video $media/clip.mp4 --thinking di
 step "a text of more than 100,000 tokens (a minute or two)"
 text=$(mktemp --suffix .txt)
 trap 'rm -f "$text"' EXIT
-cat docs/spec/*.md docs/*.md src/*/*.h src/ops/*/*.h | head -c 215000 >"$text"
+head -c 215000 < <(cat docs/spec/*.md docs/*.md src/*/*.h src/ops/*/*.h) >"$text"
 $m3 run $models/tiny-vl -p "What is this about?" --file "$text" --thinking disabled --max-tokens 16 --temperature 0
 
 step "block-sparse against full attention at 100,000 tokens, one layer of M3's geometry (a minute or two)"
