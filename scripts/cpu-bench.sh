@@ -6,7 +6,7 @@
 #     OUT    folder for the results        (default benchmarks/results/cpu)
 #     CORES  for taskset, one a thread     (default 0,1; hyperthreads of one core are a poor choice: see lscpu -e)
 #     ALL_THREADS  if given: also the whole prefill of 102,400 tokens, sparse and full, on so many threads of all cores
-# It takes about eight minutes on two cores with AVX-512 BF16, and three times as long with AVX2.
+# It took about nine minutes on two cores with AVX-512 BF16.
 set -eu
 m3=${1:-build/hopper/m3} out=${2:-benchmarks/results/cpu} cores=${3:-0,1}
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -8,7 +8,7 @@ step() { printf '\n== %s (%s)\n' "$1" "$(date +%T)"; }
 
 step "packages (a minute the first time)"
 scripts/install-packages.sh
-step "build, preset cpu (a few minutes the first time)"
+step "build, preset cpu (about seven minutes on two cores the first time)"
 cmake --preset cpu >/dev/null
 cmake --build --preset cpu --target m3
 m3=build/cpu/m3

@@ -14,7 +14,7 @@ if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
 else
   echo "no CUDA toolkit found: building the CPU product only (preset cpu)"
 fi
-step "configure and build, preset $preset (about 4 minutes the first time)"
+step "configure and build, preset $preset (about ten minutes on two cores the first time)"
 cmake --preset "$preset" -DM3_WERROR=ON -DM3_REQUIRE_ALL=ON
 cmake --build --preset "$preset"
 

@@ -66,7 +66,7 @@ ServeFlags parse(const Args& args) {
                   "a page for the browser. Listens on this machine alone unless --host says "
                   "otherwise. Ctrl-C lets running "
                   "answers end; a second one stops at once.",
-                  "m3 serve models/m3-nano --port 8000");
+                  "m3 serve tests/golden/models/tiny-vl --port 8000");
   options.positional("MODEL", flags.model, "checkpoint folder with tokenizer.json");
   options.add("--host", flags.host,
               "address to listen on; others than this machine's own need an API key");
