@@ -120,23 +120,14 @@ void read_tools(FieldReader& fields, ConversationBuilder& builder) {
 }
 
 void read_tool_choice(FieldReader& fields, ApiRequest& request) {
-  request.parallel_tool_calls = fields.boolean("parallel_tool_calls").value_or(true);
-  const JsonValue* choice = fields.take("tool_choice");
+  const JsonValue* choice = read_tool_choice_word(fields, request);
   if (choice == nullptr) return;
-  using Kind = ToolChoice::Kind;
-  if (choice->is_string()) {
-    const auto word = fields.word("tool_choice", {"auto", "none", "required"});
-    request.tool_choice.kind = *word == "auto"   ? Kind::kAuto
-                               : *word == "none" ? Kind::kNone
-                                                 : Kind::kRequired;
-    return;
-  }
   FieldReader inner(*choice, fields.path("tool_choice"));
   inner.word("type", {"function"});
   const JsonValue* function = inner.object("function");
   if (function == nullptr) refuse_field(inner.path("function"), "is missing, want {\"name\": ...}");
   FieldReader name(*function, inner.path("function"));
-  request.tool_choice = {Kind::kNamed, name.required_text("name")};
+  request.tool_choice = {ToolChoice::Kind::kNamed, name.required_text("name")};
 }
 
 void read_template_arguments(FieldReader& fields, ThinkingFields& thinking, ApiRequest& request) {

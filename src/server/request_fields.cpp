@@ -402,4 +402,16 @@ std::string decode_base64(std::string_view text, const std::string& where) {
   return out;
 }
 
+const JsonValue* read_tool_choice_word(FieldReader& fields, ApiRequest& request) {
+  request.parallel_tool_calls = fields.boolean("parallel_tool_calls").value_or(true);
+  const JsonValue* choice = fields.take("tool_choice");
+  if (choice == nullptr || !choice->is_string()) return choice;
+  const auto word = fields.word("tool_choice", {"auto", "none", "required"});
+  using Kind = ToolChoice::Kind;
+  request.tool_choice.kind = *word == "auto"   ? Kind::kAuto
+                             : *word == "none" ? Kind::kNone
+                                               : Kind::kRequired;
+  return nullptr;
+}
+
 }  // namespace m3

@@ -37,6 +37,8 @@ void read_common(FieldReader& fields, const ModelInfo& info, ApiRequest& request
 void read_max_tokens(FieldReader& fields, std::initializer_list<std::string_view> keys,
                      ApiRequest& request);
 void read_stop(FieldReader& fields, std::string_view key, ApiRequest& request);
+// parallel_tool_calls and tool_choice. A choice that names a tool is returned: each family spells it its own way.
+const JsonValue* read_tool_choice_word(FieldReader& fields, ApiRequest& request);
 void read_structured_outputs(FieldReader& fields, ApiRequest& request);  // {json, regex, choice}
 // {"type": "json_schema", ...} of chat (schema inside of json_schema) and responses (schema beside
 // the type).

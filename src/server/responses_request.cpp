@@ -177,20 +177,11 @@ void read_tools(FieldReader& fields, ConversationBuilder& builder) {
 }
 
 void read_tool_choice(FieldReader& fields, ApiRequest& request) {
-  request.parallel_tool_calls = fields.boolean("parallel_tool_calls").value_or(true);
-  const JsonValue* choice = fields.take("tool_choice");
+  const JsonValue* choice = read_tool_choice_word(fields, request);
   if (choice == nullptr) return;
-  using Kind = ToolChoice::Kind;
-  if (choice->is_string()) {
-    const auto word = fields.word("tool_choice", {"auto", "none", "required"});
-    request.tool_choice.kind = *word == "auto"   ? Kind::kAuto
-                               : *word == "none" ? Kind::kNone
-                                                 : Kind::kRequired;
-    return;
-  }
   FieldReader inner(*choice, "tool_choice");
   inner.word("type", {"function"});
-  request.tool_choice = {Kind::kNamed, inner.required_text("name")};
+  request.tool_choice = {ToolChoice::Kind::kNamed, inner.required_text("name")};
 }
 
 double short_number(float value) {
