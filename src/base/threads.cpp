@@ -23,7 +23,7 @@ int available_cpus() {
 int thread_count = available_cpus();
 thread_local bool serial = false;  // SerialScope
 
-int64_t num_workers(int64_t count) { return serial ? std::min<int64_t>(1, count) : std::min<int64_t>(num_threads(), count); }
+int64_t num_workers(int64_t count) { return std::min<int64_t>(num_threads(), count); }
 
 // Keeps the first exception of a parallel region; it is thrown again on the calling thread.
 class FirstException {
@@ -52,7 +52,7 @@ void set_num_threads(int count) {
 
 int num_threads() {
 #ifdef _OPENMP
-  return thread_count;
+  return serial ? 1 : thread_count;
 #else
   return 1;
 #endif

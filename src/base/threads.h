@@ -8,7 +8,7 @@
 namespace m3 {
 
 void set_num_threads(int count);  // count <= 0: the CPUs of the affinity mask
-int num_threads();
+int num_threads();                // of a parallel region that this thread would start
 
 // Calls body(begin, end) on contiguous pieces that cover [0, count), one per thread, statically.
 void parallel_for(int64_t count, const std::function<void(int64_t begin, int64_t end)>& body);

@@ -212,19 +212,24 @@ MicroBatch PackedDocuments::micro_batch() const {
   return {ids_T_, cu_seqlens_, targets_T_, weights_T_, media_};
 }
 
+std::vector<int32_t> all_of(const std::vector<BatchDocument>& documents) {
+  std::vector<int32_t> which(documents.size());
+  std::iota(which.begin(), which.end(), 0);
+  return which;
+}
+
 std::vector<std::vector<int32_t>> pack_documents(const std::vector<BatchDocument>& documents,
-                                                 int64_t max_tokens, int64_t max_patches) {
+                                                 std::vector<int32_t> which, int64_t max_tokens,
+                                                 int64_t max_patches) {
   struct Bin {
     int64_t tokens, patches;
     std::vector<int32_t> documents;
   };
-  std::vector<int32_t> order(documents.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+  std::stable_sort(which.begin(), which.end(), [&](int32_t a, int32_t b) {
     return documents[a].sample.num_tokens() > documents[b].sample.num_tokens();
   });
   std::vector<Bin> bins;
-  for (const int32_t idx : order) {
+  for (const int32_t idx : which) {
     const int64_t tokens = documents[idx].sample.num_tokens(),
                   patches = num_patches_of(documents[idx].sample);
     const auto fits = [&](const Bin& bin) {

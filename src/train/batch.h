@@ -74,8 +74,10 @@ class PackedDocuments {
 };
 
 // Whole documents, longest first, each into the first micro-batch with room (training.md §6). A
-// document above the limits has a micro-batch of its own.
+// document above the limits has a micro-batch of its own. `which`: of `documents`.
 std::vector<std::vector<int32_t>> pack_documents(const std::vector<BatchDocument>& documents,
-                                                 int64_t max_tokens, int64_t max_patches);
+                                                 std::vector<int32_t> which, int64_t max_tokens,
+                                                 int64_t max_patches);
+std::vector<int32_t> all_of(const std::vector<BatchDocument>& documents);  // 0, 1, 2 ...
 
 }  // namespace m3::train

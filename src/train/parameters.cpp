@@ -137,6 +137,8 @@ Parameters::Parameters(const ModelConfig& config, const OptimizerConfig& optimiz
     begin = end;
   }
 
+  flat_gradients_ = grads.flat(0, grads.used());
+
   for (size_t i = 0; i < parameters_.size(); ++i) index_.emplace(parameters_[i].entry.name, i);
   ParameterVisitor visitor;
   visitor.matrix = [&](const std::string& name, Weight& weight) {
@@ -148,11 +150,47 @@ Parameters::Parameters(const ModelConfig& config, const OptimizerConfig& optimiz
     tensor = p.copy.defined() ? p.copy : p.master;
   };
   visit_parameters(config_, weights_, visitor);
-  visitor.matrix = [&](const std::string& name, Weight& weight) {
-    weight = Weight(find(name).gradient);
+  gradients_ = gradient_views(flat_gradients_);
+}
+
+// `flat` has the layout of flat_gradients_.
+ModelWeights Parameters::gradient_views(const Tensor& flat) const {
+  const auto view = [&](const std::string& name) {
+    const Tensor& own = find(name).gradient;
+    const int64_t at = own.ptr<float>() - flat_gradients_.ptr<float>();
+    return flat.rows(at, at + own.numel()).reshape(own.shape());
   };
-  visitor.tensor = [&](const std::string& name, Tensor& tensor) { tensor = find(name).gradient; };
-  visit_parameters(config_, gradients_, visitor);
+  ModelWeights views;
+  ParameterVisitor visitor;
+  visitor.matrix = [&](const std::string& name, Weight& weight) { weight = Weight(view(name)); };
+  visitor.tensor = [&](const std::string& name, Tensor& tensor) { tensor = view(name); };
+  visit_parameters(config_, views, visitor);
+  return views;
+}
+
+GradientCopy Parameters::copy_of_gradients() const {
+  GradientCopy copy;
+  Flat memory(copy.arena, "gradients of a replica", DType::kF32, flat_gradients_.numel());
+  copy.flat = memory.take(flat_gradients_.numel(), flat_gradients_.shape());
+  std::memset(copy.flat.data(), 0, static_cast<size_t>(copy.flat.bytes()));
+  copy.weights = gradient_views(copy.flat);
+  return copy;
+}
+
+void Parameters::add_gradients(std::span<GradientCopy> copies) {
+  float* sum = flat_gradients_.ptr<float>();
+  constexpr int64_t kChunk = 4096;  // of the sum stays in the first cache
+  const int64_t numel = flat_gradients_.numel();
+  parallel_for((numel + kChunk - 1) / kChunk, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      const int64_t first = chunk * kChunk, last = std::min(numel, first + kChunk);
+      for (const GradientCopy& copy : copies) {
+        float* part = copy.flat.ptr<float>();
+        for (int64_t i = first; i < last; ++i) sum[i] += part[i];
+        std::memset(part + first, 0, static_cast<size_t>(last - first) * sizeof(float));
+      }
+    }
+  });
 }
 
 const Parameter& Parameters::find(std::string_view name) const {

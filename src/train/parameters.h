@@ -10,6 +10,7 @@
 //              no state
 #pragma once
 #include <array>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -38,6 +39,13 @@ struct Segment {
   Tensor master, gradient, copy, m, v;  // flat; copy absent or of the same length
 };
 
+// Zeroed memory of the gradients' form, for somebody who computes beside others.
+struct GradientCopy {
+  Arena arena;
+  Tensor flat;           // as Parameters keeps its own
+  ModelWeights weights;  // views of it
+};
+
 using GroupFlags = std::array<bool, kNumGroups>;
 
 class Parameters {
@@ -60,17 +68,23 @@ class Parameters {
   std::vector<const Parameter*> load_weights(const Checkpoint& checkpoint);
   void round_copies();  // copies from masters
   void zero_gradients();
+  GradientCopy copy_of_gradients() const;  // all zero
+  // Adds the copies in their order, and zeroes them.
+  void add_gradients(std::span<GradientCopy> copies);
   double gradient_sum_of_squares(Group group) const;
 
   int64_t num_parameters() const;
   void add_to_plan(MemoryPlan& plan) const;
 
  private:
+  ModelWeights gradient_views(const Tensor& flat) const;
+
   ModelConfig config_;
   GroupFlags trained_;
   Arena masters_arena_, gradients_arena_, copies_arena_, moments_arena_;
   std::vector<Parameter> parameters_;  // in the order of memory
   std::vector<Segment> segments_, all_segments_;
+  Tensor flat_gradients_;
   std::unordered_map<std::string_view, size_t> index_;
   ModelWeights weights_, gradients_;
 };

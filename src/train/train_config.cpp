@@ -220,6 +220,7 @@ ComputeConfig read_compute(JsonFields fields) {
       integer(fields, "micro_batch_tokens", out.micro_batch_tokens, 1, 1 << 24);
   out.micro_batch_patches =
       integer(fields, "micro_batch_patches", out.micro_batch_patches, 1, 1 << 24);
+  out.replicas = static_cast<int>(integer(fields, "replicas", 1, 1, 1024));
   out.threads = static_cast<int>(integer(fields, "threads", 0, 0, 4096));
   fields.refuse_unknown();
   return out;

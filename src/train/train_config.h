@@ -98,8 +98,9 @@ struct ComputeConfig {
   bool recompute = false;      // layers compute their activations again in the backward
   bool batch_invariant =
       true;  // false: oneDNN where it is faster; runs then repeat on one machine only
-  int64_t micro_batch_tokens = 4096;
+  int64_t micro_batch_tokens = 4096;  // of all replicas together
   int64_t micro_batch_patches = 4096;
+  int replicas = 1;  // of the model, one thread each (replicas.h)
   int threads = 0;  // 0: all
 };
 

@@ -115,7 +115,9 @@ Trainer::Trainer(const TrainConfig& config, const RunOptions& options)
       optimizer_(parameters_, config.optimizer),
       store_(config.output, config.save),
       sizes_{config.compute.micro_batch_tokens,
-             config.model.vision ? config.compute.micro_batch_patches : 0} {
+             config.model.vision ? config.compute.micro_batch_patches : 0},
+      replica_sizes_{std::max<int64_t>(1, sizes_.max_tokens / config.compute.replicas),
+                     sizes_.max_patches / config.compute.replicas} {
   check_tokenizer(config_, tokenizer_);
   if (options_.resume && !store_.steps().empty()) {
     state_ = store_.load_latest(config_, parameters_);
@@ -151,12 +153,17 @@ MemoryPlan Trainer::memory_plan() const {
   MemoryPlan plan;
   parameters_.add_to_plan(plan);
   model_->add_to_plan(plan);
+  if (replicas_) replicas_->add_to_plan(plan);
   return plan;
 }
 
-void Trainer::make_model(const TrainOptions& options) {
+void Trainer::make_models(const TrainOptions& options) {
   model_ = std::make_unique<TrainableModel>(config_.model, parameters_.weights(),
                                             parameters_.gradients(), options, sizes_);
+  if (config_.compute.replicas > 1 && !replicas_) {
+    replicas_ = std::make_unique<Replicas>(config_.model, parameters_, config_.compute.replicas,
+                                           options, replica_sizes_);
+  }
 }
 
 void Trainer::enter_stage(int64_t step) {
@@ -165,10 +172,11 @@ void Trainer::enter_stage(int64_t step) {
   const TrainOptions options = options_of(config_, stage, trained_groups(config_));
   if (model_) {
     model_->set_options(options);
+    if (replicas_) replicas_->set_options(options);
     log_info("step {}: attention {}, freeze {}", step, train_stage_name(stage.attention),
              freeze_name(stage.freeze));
   } else {
-    make_model(options);
+    make_models(options);
   }
   stage_ = &stage;
 }
@@ -184,27 +192,70 @@ void Trainer::fit_model(const std::vector<PackedDocuments>& packs) {
   sizes_ = needed;
   const TrainOptions options = model_->options();
   model_.reset();
-  make_model(options);
+  make_models(options);
+}
+
+std::vector<PackedDocuments> Trainer::pack(const std::vector<BatchDocument>& documents,
+                                           std::vector<int32_t> which,
+                                           const TrainSizes& limits) const {
+  std::vector<PackedDocuments> packs;
+  for (std::vector<int32_t>& some :
+       pack_documents(documents, std::move(which), limits.max_tokens, limits.max_patches))
+    packs.emplace_back(config_.model, documents, std::move(some));
+  return packs;
+}
+
+// Takes those of `which` that one replica can hold; longer ones stay, for all threads together.
+std::vector<std::vector<PackedDocuments>> Trainer::pack_for_replicas(
+    const std::vector<BatchDocument>& documents, std::vector<int32_t>& which) const {
+  std::vector<int32_t> small, large;
+  std::vector<double> work;
+  for (const int32_t idx : which) {
+    const PackedDocuments alone(config_.model, documents, {idx});
+    if (alone.num_tokens() > replica_sizes_.max_tokens ||
+        alone.num_patches() > replica_sizes_.max_patches) {
+      large.push_back(idx);
+    } else {
+      small.push_back(idx);
+      work.push_back(train_flops(config_.model, model_->options(), alone.micro_batch()).total());
+    }
+  }
+  which = std::move(large);
+  std::vector<std::vector<PackedDocuments>> packs_R;
+  for (std::vector<int32_t>& share : spread_documents(small, work, config_.compute.replicas))
+    packs_R.push_back(pack(documents, std::move(share), replica_sizes_));
+  return packs_R;
 }
 
 void Trainer::run_micro_batches(const Batch& batch, StepReport& report) {
-  std::vector<PackedDocuments> packs;
-  for (std::vector<int32_t>& documents :
-       pack_documents(batch.documents, config_.compute.micro_batch_tokens,
-                      config_.compute.micro_batch_patches)) {
-    packs.emplace_back(config_.model, batch.documents, std::move(documents));
-  }
+  std::vector<int32_t> which = all_of(batch.documents);
+  std::vector<std::vector<PackedDocuments>> packs_R;
+  if (replicas_) packs_R = pack_for_replicas(batch.documents, which);
+  const std::vector<PackedDocuments> packs = pack(
+      batch.documents, std::move(which),
+      {config_.compute.micro_batch_tokens, config_.compute.micro_batch_patches});
   fit_model(packs);
+  std::vector<const PackedDocuments*> all;
+  for (const PackedDocuments& pack : packs) all.push_back(&pack);
+  for (const std::vector<PackedDocuments>& of_replica : packs_R)
+    for (const PackedDocuments& pack : of_replica) all.push_back(&pack);
   // Counted over the whole batch before the first backward (training.md §3).
   Normalisers global;
-  for (const PackedDocuments& pack : packs)
-    global.add(normalisers_of(pack.micro_batch(), model_->options()));
+  for (const PackedDocuments* pack : all)
+    global.add(normalisers_of(pack->micro_batch(), model_->options()));
 
   parameters_.zero_gradients();
-  for (const PackedDocuments& pack : packs) {
-    const MicroBatchResult result = model_->forward_backward(pack.micro_batch(), global);
-    report.sums.add(result.sums);
-    add_losses(config_, batch.documents, pack, result.loss_T, report);
+  std::vector<MicroBatchResult> results;
+  for (const PackedDocuments& pack : packs)
+    results.push_back(model_->forward_backward(pack.micro_batch(), global));
+  if (replicas_) {
+    for (MicroBatchResult& result : replicas_->forward_backward(packs_R, global))
+      results.push_back(std::move(result));
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    const PackedDocuments& pack = *all[i];
+    report.sums.add(results[i].sums);
+    add_losses(config_, batch.documents, pack, results[i].loss_T, report);
     report.flops.add(train_flops(config_.model, model_->options(), pack.micro_batch()));
     report.num_tokens += pack.num_tokens();
     report.num_patches += pack.num_patches();
@@ -212,12 +263,14 @@ void Trainer::run_micro_batches(const Batch& batch, StepReport& report) {
       report.num_media_tokens += static_cast<int64_t>(media.rows.size());
   }
   report.loss = train_loss(config_.model.text, model_->options(), report.sums);
-  report.num_micro_batches = static_cast<int64_t>(packs.size());
+  report.num_micro_batches = static_cast<int64_t>(all.size());
   if (config_.log.attention_every > 0 && batch.step % config_.log.attention_every == 0) {
-    const auto longest =
-        std::max_element(packs.begin(), packs.end(), [](const auto& a, const auto& b) {
-          return a.num_tokens() / static_cast<int64_t>(a.documents().size()) <
-                 b.num_tokens() / static_cast<int64_t>(b.documents().size());
+    const auto mean_length = [](const PackedDocuments* pack) {
+      return pack->num_tokens() / static_cast<int64_t>(pack->documents().size());
+    };
+    const PackedDocuments* longest =
+        *std::max_element(all.begin(), all.end(), [&](const auto* a, const auto* b) {
+          return mean_length(a) < mean_length(b);
         });
     report.selection = probe_selection(*model_, *longest, kProbeQueries);
   }

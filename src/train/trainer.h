@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "train/batch.h"
+#include "train/replicas.h"
 #include "train/step_report.h"
 #include "train/training_checkpoint.h"
 
@@ -53,7 +54,11 @@ class Trainer {
   std::string reason_to_skip(const StepReport& report) const;
   void start_weights();
   void enter_stage(int64_t step);
-  void make_model(const TrainOptions& options);
+  void make_models(const TrainOptions& options);
+  std::vector<PackedDocuments> pack(const std::vector<BatchDocument>& documents,
+                                    std::vector<int32_t> which, const TrainSizes& limits) const;
+  std::vector<std::vector<PackedDocuments>> pack_for_replicas(
+      const std::vector<BatchDocument>& documents, std::vector<int32_t>& which) const;
   void fit_model(const std::vector<PackedDocuments>& packs);
   void save();
 
@@ -67,9 +72,10 @@ class Trainer {
   Optimizer optimizer_;
   CheckpointStore store_;
   TrainingState state_;
-  TrainSizes sizes_;
+  TrainSizes sizes_, replica_sizes_;
   const StageConfig* stage_ = nullptr;
-  std::unique_ptr<TrainableModel> model_;
+  std::unique_ptr<TrainableModel> model_;  // runs on all threads
+  std::unique_ptr<Replicas> replicas_;     // absent with one replica
   std::unique_ptr<BatchMaker> batches_;
   std::unique_ptr<StepLog> log_;
 };

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "base/threads.h"
 #include "train/test_support.h"
 
 namespace m3::train {
@@ -48,6 +49,40 @@ TEST(Trainer, MicroBatchesDoNotChangeTheLoss) {
   }
   // Gradients are sums in another order: the losses of later steps agree to fp32.
   for (int i = 0; i < 4; ++i) EXPECT_NEAR(losses[i], losses[i + 4], 2e-4) << i;
+}
+
+// Replicas are another order of sums; with them, threads and repetition still change nothing. 200 tokens of 4
+// replicas: the clip is too long for one of them and runs on all threads.
+TEST(Trainer, ReplicasDoNotChangeTheLoss) {
+  std::vector<std::vector<double>> losses;
+  std::vector<std::vector<float>> norms;
+  const int before = num_threads();
+  for (const auto& [replicas, threads] : {std::pair{1, 2}, {4, 1}, {4, 3}, {64, 2}}) {
+    const TestFolder folder("replicas");
+    set_num_threads(threads);
+    const TrainConfig config = parse_train_config(
+        tiny_config_json(folder.str()), "run.json",
+        {"steps=4", fmt::format("compute.replicas={}", replicas), "compute.micro_batch_tokens=200"});
+    std::vector<double>& loss = losses.emplace_back();
+    RunOptions options;
+    options.on_step = [&](const StepReport& report) { loss.push_back(report.loss.total()); };
+    Trainer trainer(config, options);
+    trainer.run();
+    const Tensor norm = trainer.parameters().find("language_model.model.norm.weight").master;
+    norms.emplace_back(norm.ptr<float>(), norm.ptr<float>() + norm.numel());
+  }
+  set_num_threads(before);
+  EXPECT_EQ(losses[1], losses[2]);
+  EXPECT_EQ(norms[1], norms[2]);
+  for (const size_t run : {1, 3})
+    for (int i = 0; i < 4; ++i) EXPECT_NEAR(losses[0][i], losses[run][i], 2e-4) << i;
+}
+
+TEST(Replicas, TheLargestDocumentsAreSpreadFirst) {
+  const std::vector<int32_t> documents = {4, 7, 8, 9, 2};
+  const std::vector<double> work = {1, 5, 3, 4, 2};
+  EXPECT_EQ(spread_documents(documents, work, 2),
+            (std::vector<std::vector<int32_t>>{{7, 2, 4}, {9, 8}}));
 }
 
 TEST(Trainer, NonFiniteGradientsAreSkippedWithARecordAndThenStop) {

@@ -77,7 +77,7 @@ class Evaluator::Runner {
     for (data::Sample& sample : samples) documents.push_back({std::move(sample), 0});
     std::vector<DocumentScore> scores(documents.size());
     for (std::vector<int32_t>& group :
-         train::pack_documents(documents, kPackTokens, kPackPatches)) {
+         train::pack_documents(documents, train::all_of(documents), kPackTokens, kPackPatches)) {
       const train::PackedDocuments pack(config_, documents, std::move(group));
       const MicroBatchResult result = model(attention, pack).forward_only(pack.micro_batch());
       for (size_t i = 0; i < pack.documents().size(); ++i) {
