@@ -20,6 +20,20 @@ def block(*calls):
     return f"{NS}<tool_call>\n{''.join(calls)}{NS}</tool_call>"
 
 
+# A coding agent at work (test_agent.py): it looks, answers without a call, edits with two calls at once, and submits.
+EDIT = """python3 - <<'EOF'
+import re
+text = open("greet.py").read()
+text = re.sub(r'"Helo, <(\\w+)>!"', r'"Hello, \\1 & all!"', text)
+open("greet.py", "w").write(text)
+EOF"""
+AGENT = [
+    {"when": "Mend the greeting in greet.py", "answer": f"<mm:think>First I look.</mm:think>I look at the file.\n{block(call('bash', command='cat -A greet.py; ls'))}[e~["},
+    {"when": r"Helo, \u003cworld", "answer": "</mm:think>The word is misspelled.[e~["},
+    {"when": "No tool calls found in the response", "answer": f"</mm:think>{block(call('bash', command=EDIT), call('bash', command='python3 greet.py'))}[e~["},
+    {"when": r"Hello, world \u0026 all!", "answer": f"<mm:think>Done.</mm:think>{block(call('bash', command='echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat greet.py'))}[e~["},
+]
+
 # The last line whose text occurs in the prompt decides; prompts without one are answered by the model itself.
 SCRIPT = [
     {"when": "Say hello", "answer": "<mm:think>The user wants a greeting.</mm:think>Hello there![e~["},
@@ -28,6 +42,7 @@ SCRIPT = [
     {"when": "Weather in two", "answer": f"</mm:think>{block(call('weather', city='Oslo', days=1), call('weather', city='Rome', days=2))}[e~["},
     {"when": "Talk on", "answer": "</mm:think>" + "on and " * 5000 + "[e~["},
     {"when": "12 degrees and rain", "answer": "</mm:think>It is 12 degrees and raining in Oslo.[e~["},
+    *AGENT,
 ]
 
 

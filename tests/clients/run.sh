@@ -1,17 +1,23 @@
 #!/usr/bin/env bash
-# Runs the client tests: tests/clients/run.sh SCRIPTED_SERVER MODEL WORK_FOLDER. The official clients are installed into
-# WORK_FOLDER/venv once. Exit code 77 (skipped) where they cannot be installed.
+# Runs the client tests: tests/clients/run.sh M3 SCRIPTED_SERVER MODEL WORK_FOLDER. The official clients and a coding agent are
+# installed into WORK_FOLDER/venv once. Exit code 77 (skipped) where they cannot be installed.
 set -euo pipefail
-server=$1 model=$2 work=$3
+m3=$1 server=$2 model=$3 work=$4
 here=$(cd "$(dirname "$0")" && pwd)
 python=$work/venv/bin/python
-if ! cmp -s "$here/requirements.txt" "$work/installed.txt"; then
+wanted=$(cat "$here"/requirements*.txt)
+install() {
+  python3 -m venv "$work/venv" &&
+    "$python" -m pip install -q --disable-pip-version-check -r "$here/requirements.txt" &&
+    "$python" -m pip install -q --disable-pip-version-check --no-deps -r "$here/requirements-agent.txt"
+}
+if [[ ! -e $work/installed.txt || $(<"$work/installed.txt") != "$wanted" ]]; then
   mkdir -p "$work"
-  if ! { python3 -m venv "$work/venv" && "$python" -m pip install -q --disable-pip-version-check -r "$here/requirements.txt"; }; then
-    echo "skipped: the Python packages of tests/clients/requirements.txt cannot be installed here"
+  if ! install; then
+    echo "skipped: the Python packages of tests/clients/requirements*.txt cannot be installed here"
     exit 77
   fi
-  cp "$here/requirements.txt" "$work/installed.txt"
+  echo "$wanted" >"$work/installed.txt"
 fi
-export M3_SCRIPTED_SERVER=$server M3_TEST_MODEL=$model PYTHONDONTWRITEBYTECODE=1 OMP_WAIT_POLICY=passive
-exec "$python" -m pytest -q -rs -p no:cacheprovider "$here"
+export M3=$m3 M3_SCRIPTED_SERVER=$server M3_TEST_MODEL=$model PYTHONDONTWRITEBYTECODE=1 OMP_WAIT_POLICY=passive
+exec "$python" -m pytest -q -rs -p no:cacheprovider "$here" "${@:5}"
