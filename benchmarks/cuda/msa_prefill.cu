@@ -4,7 +4,8 @@
 // graph; median, p10 and p90 over the rounds. Index queries are AR(1) along the sequence with the
 // given rho (0: independent). Prints one JSON line per case and stage (hopper.md §9).
 //   msa_prefill [--rounds 20] [--rho 0.99] [--only 32768,300+131072,dense:8192] [--paths
-//   tile,hybrid,t2] a case is new tokens[+cached tokens], several sequences joined by '/'
+//   tile,hybrid,t2] [--index8 15,32,exact: also the selection with 8-bit keys, by candidates]
+//   a case is new tokens[+cached tokens], several sequences joined by '/'
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -21,6 +22,7 @@
 #include "base/rng.h"
 #include "ops/attend/attend_cuda.h"
 #include "ops/attend/attend_sm90.h"
+#include "ops/index_select/index_prefill8.h"
 #include "ops/index_select/index_select_cuda.h"
 #include "tensor/cuda_check.h"
 
@@ -94,13 +96,21 @@ T* upload(const std::vector<T>& values) {
   return data;
 }
 
+// A selection with 8-bit keys: candidates, or "exact".
+struct Mode8 {
+  std::string name;
+  int candidates;
+  bool exact;
+};
+
 struct InputSet {
   __nv_bfloat16 *q, *k, *v, *qi, *x, *o;
+  IndexKeys8 keys;
 };
 
 class Workload {
  public:
-  Workload(const Case& c, float rho) : case_(c), rho_(rho), geometry_(msa_geometry_m3()) {
+  Workload(const Case& c, float rho, bool with_8bit) : case_(c), rho_(rho), geometry_(msa_geometry_m3()) {
     std::vector<int32_t> cu{0}, lens;
     for (const Sequence& s : c.sequences) {
       cu.push_back(cu.back() + s.q);
@@ -139,22 +149,33 @@ class Workload {
       s.qi = allocate<__nv_bfloat16>(rows_ * kGroups * kDim);
       fill_correlated<<<4, 128>>>(s.qi, rows_, kGroups * kDim, rho, 10 * i + 5);
       s.o = allocate<__nv_bfloat16>(rows_ * kHeads * kDim);
+      if (with_8bit) {
+        s.keys = {allocate<int8_t>(pages_ * kBlock * kDim), allocate<float>(pages_),
+                  allocate<float>(pages_), allocate<float>(pages_)};
+        index_keys8_convert(s.x, 0, pages_, s.keys, {});
+      }
       sets_.push_back(s);
     }
     ids_ = allocate<int32_t>(rows_ * kGroups * kTopk);
     lse_ = allocate<float>(rows_ * kHeads);
     workspace_bytes_ = std::max(index_select_cuda_workspace_bytes(geometry_, batch_),
                                 attend_cuda_workspace_bytes(geometry_, batch_, support()));
+    if (with_8bit)  // 64 candidates need most
+      workspace_bytes_ = std::max(workspace_bytes_, index_prefill8_workspace_bytes(
+                                                        geometry_, batch_, pages_, 64));
+    uncertified_ = allocate<int32_t>(1);
     workspace_ = allocate<uint8_t>(workspace_bytes_);
     M3_CUDA_CHECK(cudaDeviceSynchronize());
   }
   ~Workload() {
     for (InputSet& s : sets_) {
-      for (void* p : {(void*)s.q, (void*)s.k, (void*)s.v, (void*)s.qi, (void*)s.x, (void*)s.o})
+      for (void* p : {(void*)s.q, (void*)s.k, (void*)s.v, (void*)s.qi, (void*)s.x, (void*)s.o,
+                      (void*)s.keys.codes_PBX, (void*)s.keys.scale_P, (void*)s.keys.error_P,
+                      (void*)s.keys.norm_P})
         cudaFree(p);
     }
     for (void* p : {(void*)batch_.cu_q, (void*)batch_.seq_lens, (void*)batch_.page_table,
-                    (void*)ids_, (void*)lse_, (void*)workspace_}) {
+                    (void*)ids_, (void*)lse_, (void*)workspace_, (void*)uncertified_}) {
       cudaFree(p);
     }
   }
@@ -177,6 +198,52 @@ class Workload {
                        .workspace = workspace_},
                       path, stream);
   }
+  // The same with 8-bit keys: codes of the call's own pages, then the selection.
+  void index8(int set, const Mode8& mode, Stream stream) {
+    index_keys8_append(batch_, sets_[set].x, sets_[set].keys, stream);
+    index_prefill8({.geometry = geometry_,
+                    .batch = batch_,
+                    .qi_TRX = sets_[set].qi,
+                    .x_PBX = sets_[set].x,
+                    .keys = sets_[set].keys,
+                    .num_pages = pages_,
+                    .candidates = mode.candidates,
+                    .ids_RTK = ids_,
+                    .uncertified = mode.exact ? uncertified_ : nullptr,
+                    .workspace = workspace_},
+                   stream);
+  }
+  // Share of the bf16 ids that the 8-bit selection finds, and of rows that agree entirely, on set 0.
+  void report_agreement(const Mode8& mode) {
+    const auto download = [&] {
+      std::vector<int32_t> ids(rows_ * kGroups * kTopk);
+      M3_CUDA_CHECK(cudaMemcpy(ids.data(), ids_, ids.size() * 4, cudaMemcpyDeviceToHost));
+      return ids;
+    };
+    index(0, {});
+    const std::vector<int32_t> want = download();
+    int32_t uncertified = 0;
+    index8(0, mode, {});
+    const std::vector<int32_t> got = download();
+    if (mode.exact)
+      M3_CUDA_CHECK(cudaMemcpy(&uncertified, uncertified_, 4, cudaMemcpyDeviceToHost));
+    int64_t found = 0, rows = 0;
+    for (int64_t row = 0; row < rows_ * kGroups; ++row) {
+      const auto mine = got.begin() + row * kTopk;
+      int64_t here = 0;
+      for (int i = 0; i < kTopk; ++i)
+        here += std::find(mine, mine + kTopk, want[row * kTopk + i]) != mine + kTopk;
+      found += here;
+      rows += here == kTopk;
+    }
+    std::printf(
+        "{\"case\": \"%s\", \"rho\": %.3f, \"index8\": \"%s\", \"ids_found\": %.6f, "
+        "\"rows_equal\": %.6f, \"uncertified\": %d, \"rows\": %lld}\n",
+        case_.name.c_str(), rho_, mode.name.c_str(), double(found) / double(rows_ * kGroups * kTopk),
+        double(rows) / double(rows_ * kGroups), uncertified,
+        static_cast<long long>(rows_ * kGroups));
+    std::fflush(stdout);
+  }
   // `threshold` above 0: the prefill kernels with that threshold, whatever the path.
   void attend(int set, AttendPath path, Stream stream, int threshold = 0) {
     const InputSet& s = sets_[set];
@@ -191,7 +258,7 @@ class Workload {
                                  .o_THD = s.o,
                                  .lse_TH = lse_,
                                  .workspace = workspace_};
-    if (threshold > 0) return attend_sm90(args, threshold, stream);
+    if (threshold > 0) return attend_sm90(args, threshold, false, stream);
     attend_cuda(args, path, stream);
   }
 
@@ -295,6 +362,7 @@ class Workload {
   int32_t* ids_ = nullptr;
   float* lse_ = nullptr;
   uint8_t* workspace_ = nullptr;
+  int32_t* uncertified_ = nullptr;
 };
 
 struct Variant {
@@ -306,20 +374,25 @@ struct Variant {
 // A path's name, or tN: the prefill kernels with threshold N.
 Variant parse_variant(const std::string& name) {
   for (AttendPath path :
-       {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows}) {
+       {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows,
+        AttendPath::kSplit}) {
     if (name == attend_path_name(path)) return {name, path};
   }
   const int threshold = name[0] == 't' ? std::atoi(name.c_str() + 1) : 0;
   M3_CHECK(threshold >= 1 && threshold <= 5,
-           "--paths: '{}' is unknown, want general, tile, hybrid, rows, t1 .. t5", name);
+           "--paths: '{}' is unknown, want general, tile, hybrid, rows, split, t1 .. t5", name);
   return {name, AttendPath::kHybrid, threshold};
 }
 
-void run_case(const Case& c, float rho, int rounds, const std::vector<Variant>& variants) {
-  Workload w(c, rho);
+void run_case(const Case& c, float rho, int rounds, const std::vector<Variant>& variants,
+              const std::vector<Mode8>& modes) {
+  Workload w(c, rho, !modes.empty());
   if (c.dense) {
-    w.measure("dense", rounds, w.attend_flop(),
-              [&](int set, Stream s) { w.attend(set, AttendPath::kTile, s); });
+    for (const auto& [name, path, threshold] : variants) {
+      if (path != AttendPath::kTile && path != AttendPath::kSplit) continue;
+      w.measure(("dense " + name).c_str(), rounds, w.attend_flop(),
+                [&](int set, Stream s) { w.attend(set, path, s); });
+    }
     return;
   }
   w.measure("index", rounds, w.index_flop(), [&](int set, Stream s) { w.index(set, s); });
@@ -333,6 +406,16 @@ void run_case(const Case& c, float rho, int rounds, const std::vector<Variant>& 
               [&](int set, Stream s) {
                 w.index(set, s);
                 w.attend(set, path, s, threshold);
+              });
+  }
+  for (const Mode8& mode : modes) {
+    w.report_agreement(mode);
+    w.measure(("index8 " + mode.name).c_str(), rounds, w.index_flop(),
+              [&](int set, Stream s) { w.index8(set, mode, s); });
+    w.measure(("whole8 " + mode.name + " " + variants[0].name).c_str(), rounds,
+              w.index_flop() + w.attend_flop(), [&](int set, Stream s) {
+                w.index8(set, mode, s);
+                w.attend(set, variants[0].path, s, variants[0].threshold);
               });
   }
 }
@@ -354,6 +437,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> cases = {"8192",   "16384",      "32768",      "65536",
                                     "131072", "300+131072", "dense:8192", "dense:32768"};
   std::vector<std::string> paths = {"tile", "hybrid", "rows"};
+  std::vector<Mode8> modes;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string arg = argv[i], value = argv[i + 1];
     if (arg == "--rounds") rounds = std::atoi(value.c_str());
@@ -364,6 +448,9 @@ int main(int argc, char** argv) {
     }
     if (arg == "--only") cases = split(value);
     if (arg == "--paths") paths = split(value);
+    if (arg == "--index8") {
+      for (const std::string& part : split(value)) modes.push_back({part, part == "exact" ? 64 : std::atoi(part.c_str()), part == "exact"});
+    }
   }
   try {
     cudaDeviceProp prop;
@@ -374,7 +461,7 @@ int main(int argc, char** argv) {
     for (const std::string& text : cases) {
       const Case c = parse_case(text);
       for (float rho : rhos) {
-        run_case(c, rho, rounds, variants);
+        run_case(c, rho, rounds, variants, modes);
         if (c.dense) break;
       }
     }

@@ -17,7 +17,18 @@ void check_support(const AttendSupport& s) {
   }
 }
 
+AttendPath cuda_path(const AttendPlan& plan, const MsaBatch& batch, DType query_dtype, DType kv_dtype,
+                     DType out_dtype) {
+  return attend_cuda_path(plan.geometry, batch, plan.options.support, query_dtype, kv_dtype, out_dtype);
+}
+
 }  // namespace
+
+const char* attend_path(const AttendPlan& plan, const MsaBatch& batch, DType query_dtype, DType kv_dtype,
+                        DType out_dtype) {
+  if (plan.device.is_cpu()) return "cpu";
+  return attend_path_name(cuda_path(plan, batch, query_dtype, kv_dtype, out_dtype));
+}
 
 AttendPlan attend_plan(const MsaGeometry& geometry, const MsaBatch& batch, const AttendOptions& options,
                        Device device) {
@@ -71,7 +82,6 @@ void attend(const AttendPlan& plan, const MsaBatch& batch, const Tensor& q_THD, 
     }
     M3_CHECK(attend_cuda_workspace_bytes(g, batch, support) <= plan.workspace_bytes,
              "attend: the batch's bounds exceed those the plan was made for");
-    const AttendPath path = attend_cuda_path(g, batch, support, q_THD.dtype(), k.dtype(), o_THD.dtype());
     attend_cuda({.geometry = g,
                  .batch = batch,
                  .support = support,
@@ -86,7 +96,7 @@ void attend(const AttendPlan& plan, const MsaBatch& batch, const Tensor& q_THD, 
                  .o_THD = o_THD.data(),
                  .lse_TH = lse_TH.defined() ? static_cast<float*>(lse_TH.data()) : nullptr,
                  .workspace = workspace},
-                path, stream);
+                cuda_path(plan, batch, q_THD.dtype(), k.dtype(), o_THD.dtype()), stream);
     return;
   }
   attend_cpu(plan, batch,

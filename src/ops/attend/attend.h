@@ -56,6 +56,10 @@ AttendPlan attend_plan(const MsaGeometry& geometry, const MsaBatch& batch, const
 void attend(const AttendPlan& plan, const MsaBatch& batch, const Tensor& q_THD, const Tensor& k, const Tensor& v,
             const Tensor& lists, const Tensor& o_THD, const Tensor& lse_TH, void* workspace, Stream stream = {});
 
+// Name of the kernels that `attend` takes for tensors of these types: "cpu", or one of attend_cuda.h.
+const char* attend_path(const AttendPlan& plan, const MsaBatch& batch, DType query_dtype, DType kv_dtype,
+                        DType out_dtype);
+
 // The definition of right: plain loops in fp64, rounded once at the end. Host tensors; allocates.
 void attend_ref(const MsaGeometry& geometry, const MsaBatch& batch, const AttendSupport& support, const Tensor& q_THD,
                 const Tensor& k, const Tensor& v, const Tensor& lists, const Tensor& o_THD, const Tensor& lse_TH);

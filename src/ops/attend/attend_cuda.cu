@@ -15,6 +15,10 @@ constexpr int64_t kHybridQueries = 256;
 // A history block is shared from so many of 4 neighbours on: one union tile of a half tile costs as
 // much as 2.4 pairs (hopper.md §5.4).
 constexpr int kHybridThreshold = 3, kRowsThreshold = 5;
+// Few tiles on a long cache are split: whole ones would leave a nearly empty last wave. With lists
+// the join costs more than it saves from about one and a half waves on; full lists are longer, and
+// gain up to four (docs/lab/prefill.md).
+constexpr int64_t kSplitUnits = 192, kSplitFullUnits = 528;
 constexpr double kLog2e = 1.4426950408889634;
 
 int64_t max_blocks(const MsaGeometry& g, const MsaBatch& batch) {
@@ -23,6 +27,12 @@ int64_t max_blocks(const MsaGeometry& g, const MsaBatch& batch) {
 
 bool has_blocks_or_all(const AttendSupport& support) {
   return support.kind == AttendSupport::Kind::kBlocks || support.kind == AttendSupport::Kind::kFull;
+}
+
+bool split_pays(const MsaGeometry& g, const MsaBatch& batch, bool full) {
+  const int64_t units = attend_sizes(g, batch, 1, true).max_tiles * g.groups;
+  const int64_t long_cache = 4 * batch.max_q_len + (full ? 0 : int64_t{g.topk} * g.block);
+  return units <= (full ? kSplitFullUnits : kSplitUnits) && batch.max_k_len >= long_cache;
 }
 
 bool is_decode(const MsaGeometry& g, const MsaBatch& batch) {
@@ -73,6 +83,8 @@ const char* attend_path_name(AttendPath path) {
       return "hybrid";
     case AttendPath::kRows:
       return "rows";
+    case AttendPath::kSplit:
+      return "split";
     case AttendPath::kDecode:
       return "decode";
   }
@@ -90,15 +102,17 @@ AttendPath attend_cuda_path(const MsaGeometry& g, const MsaBatch& batch,
   const bool topk = g.topk == 4 || g.topk == 16;
   if (!shape || (support.kind == AttendSupport::Kind::kBlocks && !topk))
     return AttendPath::kGeneral;
-  const bool pairs_pay =
-      support.kind == AttendSupport::Kind::kBlocks && batch.num_queries >= kHybridQueries;
+  const bool full = support.kind == AttendSupport::Kind::kFull;
+  if (split_pays(g, batch, full)) return AttendPath::kSplit;
+  const bool pairs_pay = !full && batch.num_queries >= kHybridQueries;
   return pairs_pay ? AttendPath::kHybrid : AttendPath::kTile;
 }
 
 int64_t attend_cuda_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch,
                                     const AttendSupport& support) {
-  int64_t bytes = attend_sm90_workspace_bytes(
-      g, batch, support.kind == AttendSupport::Kind::kBlocks ? kRowsThreshold : 1);
+  const int threshold = support.kind == AttendSupport::Kind::kBlocks ? kRowsThreshold : 1;
+  int64_t bytes = std::max(attend_sm90_workspace_bytes(g, batch, threshold, false),
+                           attend_sm90_workspace_bytes(g, batch, 1, true));
   if (has_blocks_or_all(support) && is_decode(g, batch)) {
     const int splits = decode_tuning(g, batch, support).splits;
     bytes = std::max(bytes, attend_decode_workspace_bytes(g, batch.num_queries, splits));
@@ -111,11 +125,13 @@ void attend_cuda(const AttendCudaArgs& args, AttendPath path, Stream stream) {
     case AttendPath::kGeneral:
       return attend_general(args, stream);
     case AttendPath::kTile:
-      return attend_sm90(args, 1, stream);
+      return attend_sm90(args, 1, false, stream);
     case AttendPath::kHybrid:
-      return attend_sm90(args, kHybridThreshold, stream);
+      return attend_sm90(args, kHybridThreshold, false, stream);
     case AttendPath::kRows:
-      return attend_sm90(args, kRowsThreshold, stream);
+      return attend_sm90(args, kRowsThreshold, false, stream);
+    case AttendPath::kSplit:
+      return attend_sm90(args, 1, true, stream);
     case AttendPath::kDecode:
       return attend_decode_path(args, stream);
   }

@@ -25,6 +25,7 @@ enum class AttendPath : uint8_t {
   kTile,     // wgmma, query-outer: 8 queries share a ring of the blocks any wants; kBlocks, kFull
   kHybrid,   // wgmma: blocks that few neighbours share go through a block-outer pass first; kBlocks
   kRows,     // wgmma: every history block goes through that pass; kBlocks
+  kSplit,    // kTile with the lists of tiles cut over CTAs, for few tiles; kBlocks, kFull
   kDecode,   // paged, up to 16 query rows per sequence (attend_decode.h); kBlocks, kFull
 };
 const char* attend_path_name(AttendPath path);

@@ -144,6 +144,8 @@ std::vector<Lengths> random_lengths(Philox& rng) {
 }
 
 const AttendPath kBlockPaths[] = {AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows};
+const AttendPath kShortPaths[] = {AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows,
+                                  AttendPath::kSplit};
 
 TEST(AttendCuda, hopper_paths_equal_cpu_over_generated_cases) {
   M3_SKIP_WITHOUT_GPU();
@@ -158,7 +160,7 @@ TEST(AttendCuda, hopper_paths_equal_cpu_over_generated_cases) {
     const Buffer ids = select_ids(d);
     const DeviceTensor lists(ids.tensor());
     const Output want = attend_host(d, AttendSupport::blocks(), ids.tensor(), false);
-    for (AttendPath path : kBlockPaths) {
+    for (AttendPath path : kShortPaths) {
       SCOPED_TRACE(attend_path_name(path));
       const Output got =
           attend_gpu(d, gpu, KvLayout::kPacked, path, AttendSupport::blocks(), lists);
@@ -171,12 +173,12 @@ TEST(AttendCuda, hopper_paths_equal_cpu_over_generated_cases) {
     }
     if (i % 2 == 0) {
       const Output all = attend_host(d, AttendSupport::full(), {}, false);
-      expect_close(
-          d, attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kTile, AttendSupport::full(), {}),
-          all, kBf16);
-      expect_close(
-          d, attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kTile, AttendSupport::full(), {}),
-          all, kBf16);
+      for (AttendPath path : {AttendPath::kTile, AttendPath::kSplit}) {
+        const Output got = attend_gpu(d, gpu, KvLayout::kPacked, path, AttendSupport::full(), {});
+        expect_close(d, got, all, kBf16);
+        EXPECT_TRUE(got == attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::full(), {}))
+            << attend_path_name(path) << " paged";
+      }
     }
     if (testing::Test::HasFailure()) return;
   }
@@ -218,6 +220,42 @@ TEST(AttendCuda, several_chunks_equal_general_path) {
   }
 }
 
+// A few hundred queries on a long cache, whose tiles are cut over CTAs at every place there is: as
+// many tiles as SMs, fewer, and more; pieces of one block, and several sequences.
+TEST(AttendCuda, split_tiles_equal_general_path) {
+  M3_SKIP_WITHOUT_GPU();
+  const std::vector<Lengths> cases[] = {{{300, 20000}},
+                                        {{17, 9000}},
+                                        {{41, 30000}},
+                                        {{264, 12000}},
+                                        {{90, 5000}, {1, 12000}, {33, 129}, {200, 2500}},
+                                        {{1000, 9000}},
+                                        {{8, 8}}};
+  uint64_t seed = 60;
+  for (const std::vector<Lengths>& lengths : cases) {
+    for (const int groups : {1, 4}) {
+      const Data d = make_data(fast(groups, 16), lengths, DType::kBF16, seed++);
+      SCOPED_TRACE(fmt::format("seed {} groups {}", d.seed, groups));
+      const DeviceData gpu(d);
+      const DeviceTensor lists(select_ids(d).tensor());
+      for (const AttendSupport& support : {AttendSupport::blocks(), AttendSupport::full()}) {
+        const DeviceTensor none;
+        const DeviceTensor& ids = support.kind == AttendSupport::Kind::kBlocks ? lists : none;
+        const Output want = attend_gpu(d, gpu, KvLayout::kPacked, AttendPath::kGeneral, support,
+                                       ids, DType::kF32);
+        const Output got =
+            attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kSplit, support, ids);
+        expect_close(d, got, want, kBf16);
+        for (int run = 0; run < 3; ++run) {
+          EXPECT_TRUE(got ==
+                      attend_gpu(d, gpu, KvLayout::kPaged, AttendPath::kSplit, support, ids))
+              << "run " << run;
+        }
+      }
+    }
+  }
+}
+
 // T21, T23: NaN in keys and values that a row does not see changes nothing, also inside its own
 // block and in blocks that only its neighbours selected.
 TEST(AttendCuda, unseen_nan_has_no_effect) {
@@ -247,7 +285,7 @@ TEST(AttendCuda, unseen_nan_has_no_effect) {
   }
   d.fill_pages();
   const DeviceData gpu(d);
-  for (AttendPath path : kBlockPaths) {
+  for (AttendPath path : kShortPaths) {
     const Output got = attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists);
     for (int64_t t = 0; t < d.T(); ++t) {
       for (int h = 0; h < g.heads(); ++h) {
@@ -342,11 +380,14 @@ TEST(AttendCuda, path_follows_types_geometry_and_sizes) {
   EXPECT_EQ(path(m3, 2, 1, blocks), AttendPath::kDecode);
   EXPECT_EQ(path(m3, 32, 16, blocks), AttendPath::kDecode);
   EXPECT_EQ(path(m3, 2, 1, full), AttendPath::kDecode);
-  EXPECT_EQ(path(m3, 2, 1, blocks, DType::kBF16, KvLayout::kPacked), AttendPath::kTile)
+  EXPECT_EQ(path(m3, 2, 1, blocks, DType::kBF16, KvLayout::kPacked), AttendPath::kSplit)
       << "decode reads pages";
-  EXPECT_EQ(path(m3, 34, 17, blocks), AttendPath::kTile);
-  EXPECT_EQ(path(m3, 255, 200, blocks), AttendPath::kTile);
-  EXPECT_EQ(path(m3, 256, 200, blocks), AttendPath::kHybrid);
+  EXPECT_EQ(path(m3, 34, 17, blocks), AttendPath::kSplit);
+  EXPECT_EQ(path(m3, 338, 338, blocks), AttendPath::kSplit);
+  EXPECT_EQ(path(m3, 400, 400, blocks), AttendPath::kHybrid) << "more than one and a half waves";
+  EXPECT_EQ(path(m3, 1000, 1000, full), AttendPath::kSplit);
+  EXPECT_EQ(path(m3, 1100, 1100, full), AttendPath::kTile) << "more than four waves";
+  EXPECT_EQ(path(m3, 100, 40000, blocks), AttendPath::kTile) << "may be no short chunk";
   EXPECT_EQ(path(m3, 131072, 131072, blocks), AttendPath::kHybrid);
   EXPECT_EQ(path(m3, 131072, 131072, full), AttendPath::kTile);
   EXPECT_EQ(path(m3, 131072, 131072, AttendSupport::sliding(512, 0)), AttendPath::kGeneral);
@@ -364,6 +405,21 @@ TEST(AttendCuda, path_follows_types_geometry_and_sizes) {
   EXPECT_EQ(path(small, 131072, 131072, blocks), AttendPath::kGeneral);
 }
 
+TEST(AttendCuda, plan_tells_the_path) {
+  const MsaBatch batch{.layout = KvLayout::kPaged,
+                       .num_seqs = 1,
+                       .num_queries = 300,
+                       .max_q_len = 300,
+                       .max_k_len = 131372};
+  const AttendPlan plan = attend_plan(fast(4, 16), batch, {}, kGpu);
+  EXPECT_STREQ(attend_path(plan, batch, DType::kBF16, DType::kBF16, DType::kBF16), "split");
+  EXPECT_STREQ(attend_path(plan, batch, DType::kF32, DType::kF32, DType::kF32), "general");
+  const Data d = make_data(fast(1, 4), {{2, 5}}, DType::kF32, 1);
+  EXPECT_STREQ(attend_path(attend_plan(d.g, d.packed(), {}), d.packed(), DType::kF32, DType::kF32,
+                           DType::kF32),
+               "cpu");
+}
+
 // Small enough for compute-sanitizer (scripts/gpu-check.sh): pairs, shared blocks, empty rows, a
 // partial block.
 TEST(AttendCuda, small_case_of_every_path) {
@@ -373,8 +429,8 @@ TEST(AttendCuda, small_case_of_every_path) {
   const Buffer ids = select_ids(d);
   const DeviceTensor lists(ids.tensor());
   const Output want = attend_host(d, AttendSupport::blocks(), ids.tensor(), false);
-  for (AttendPath path :
-       {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid, AttendPath::kRows}) {
+  for (AttendPath path : {AttendPath::kGeneral, AttendPath::kTile, AttendPath::kHybrid,
+                          AttendPath::kRows, AttendPath::kSplit}) {
     SCOPED_TRACE(attend_path_name(path));
     expect_close(d, attend_gpu(d, gpu, KvLayout::kPaged, path, AttendSupport::blocks(), lists),
                  want, kBf16);

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "ops/attend/attend_sm90.cuh"
+#include "ops/common/cta_scan.cuh"
 
 namespace m3 {
 namespace {
@@ -18,33 +19,10 @@ using namespace attend_sm90_detail;
 struct Params {
   MsaBatch batch;
   const int32_t* ids_RTK;
-  int groups, threshold, chunk_tiles, num_chunks, max_items;
+  int groups, threshold, chunk_tiles, num_chunks, max_items, split_units;
   int64_t max_blocks;
   AttendWorkspace ws;
 };
-
-// Inclusive sum over the CTA's 1024 threads.
-__device__ int scan_1024(int value, int* scratch) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, value, step);
-    if (lane >= step) value += other;
-  }
-  if (lane == 31) scratch[warp] = value;
-  __syncthreads();
-  if (warp == 0) {
-    int sum = scratch[lane];
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, sum, step);
-      if (lane >= step) sum += other;
-    }
-    scratch[lane] = sum;
-  }
-  __syncthreads();
-  value += warp > 0 ? scratch[warp - 1] : 0;
-  __syncthreads();
-  return value;
-}
 
 __global__ void __launch_bounds__(1024) setup_kernel(const Params p) {
   __shared__ int scratch[32];
@@ -60,7 +38,7 @@ __global__ void __launch_bounds__(1024) setup_kernel(const Params p) {
       tiles = num_tiles(s);
       blocks = (s.k_len + kBlock - 1) / kBlock;
     }
-    const int tiles_end = scan_1024(tiles, scratch), blocks_end = scan_1024(blocks, scratch);
+    const int tiles_end = cta_scan_1024(tiles, scratch), blocks_end = cta_scan_1024(blocks, scratch);
     if (n < p.batch.num_seqs) {
       p.ws.tile_begin[n] = carry[0] + tiles_end - tiles;
       p.ws.block_begin[n] = carry[1] + blocks_end - blocks;
@@ -80,6 +58,7 @@ __global__ void __launch_bounds__(1024) setup_kernel(const Params p) {
   }
   for (int i = tid; i < 2 * p.num_chunks; i += 1024)
     p.ws.counters[AttendWorkspace::kPerChunk + i] = 0;
+  for (int i = tid; i < p.split_units * kQueries; i += 1024) p.ws.parts_done[i] = 0;
 }
 
 // A (query, slot) of one tile, as one thread sees it.
@@ -193,7 +172,7 @@ __global__ void __launch_bounds__(1024) scan_kernel(const Params p) {
     const int b = base + tid;
     const int count = b < num_blocks ? begins[b] : 0;
     const int cuts = (count + kAttendRowsPerItem - 1) / kAttendRowsPerItem;
-    const int pairs_end = scan_1024(count, scratch), items_end = scan_1024(cuts, scratch);
+    const int pairs_end = cta_scan_1024(count, scratch), items_end = cta_scan_1024(cuts, scratch);
     const int first_pair = carry[0] + pairs_end - count, first_item = carry[1] + items_end - cuts;
     if (b < num_blocks) begins[b] = first_pair;
     for (int i = 0; i < cuts; ++i) {
@@ -233,7 +212,7 @@ void take(char*& at, T*& pointer, int64_t count) {
 
 }  // namespace
 
-AttendSizes attend_sizes(const MsaGeometry& g, const MsaBatch& batch, int threshold) {
+AttendSizes attend_sizes(const MsaGeometry& g, const MsaBatch& batch, int threshold, bool split) {
   AttendSizes s;
   s.max_tiles = batch.num_queries / kQueries + 2 * int64_t{batch.num_seqs};
   s.max_blocks = batch.num_seqs * ((batch.max_k_len + kBlock - 1) / kBlock);
@@ -249,12 +228,14 @@ AttendSizes attend_sizes(const MsaGeometry& g, const MsaBatch& batch, int thresh
   s.chunk_tiles = static_cast<int>((s.max_tiles + s.num_chunks - 1) / s.num_chunks);
   const int64_t pairs = int64_t{s.chunk_tiles} * kQueries * g.topk;
   s.max_items = pairs / kAttendRowsPerItem + std::min(pairs, s.max_blocks) + 1;
+  s.split_units =
+      split ? static_cast<int>(std::min<int64_t>(s.max_tiles * g.groups, kAttendMaxSplitUnits)) : 0;
   return s;
 }
 
 AttendWorkspace attend_make_workspace(const MsaGeometry& g, const MsaBatch& batch, int threshold,
-                                      void* base) {
-  const AttendSizes s = attend_sizes(g, batch, threshold);
+                                      bool split, void* base) {
+  const AttendSizes s = attend_sizes(g, batch, threshold, split);
   const int64_t segments = int64_t{s.num_chunks} * g.groups,
                 capacity = int64_t{s.chunk_tiles} * kQueries;
   const int64_t slots = capacity * g.topk * g.groups;
@@ -273,12 +254,19 @@ AttendWorkspace attend_make_workspace(const MsaGeometry& g, const MsaBatch& batc
     take(at, ws.partial_o, slots * 256);
     take(at, ws.partial_ml, slots * 16);
   }
+  if (split) {
+    const int64_t pieces = int64_t{s.split_units + kAttendMaxSms} * kQueries;
+    take(at, ws.parts_done, int64_t{s.split_units} * kQueries);
+    take(at, ws.piece_o, pieces * 256);
+    take(at, ws.piece_ml, pieces * 16);
+  }
   ws.end = at;
   return ws;
 }
 
-int64_t attend_sm90_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch, int threshold) {
-  return static_cast<char*>(attend_make_workspace(g, batch, threshold, nullptr).end) -
+int64_t attend_sm90_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch, int threshold,
+                                    bool split) {
+  return static_cast<char*>(attend_make_workspace(g, batch, threshold, split, nullptr).end) -
          static_cast<char*>(nullptr);
 }
 
@@ -292,6 +280,7 @@ void attend_plan_pairs(const AttendCudaArgs& args, int threshold, const AttendSi
                     .chunk_tiles = sizes.chunk_tiles,
                     .num_chunks = sizes.num_chunks,
                     .max_items = static_cast<int>(sizes.max_items),
+                    .split_units = sizes.split_units,
                     .max_blocks = sizes.max_blocks,
                     .ws = ws};
   setup_kernel<<<1, 1024, 0, handle>>>(p);

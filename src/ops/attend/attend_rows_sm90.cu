@@ -108,28 +108,6 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& quer
   }
 }
 
-// Accumulators of one warp's query to its partial result, lane by lane.
-__device__ __forceinline__ void store_partial(const Params& p, int partial, const float (&o)[64],
-                                              const float (&top)[2], float (&sum)[2], int lane) {
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 1);
-    sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 2);
-  }
-  if (partial < 0) return;
-  uint4* to = p.ws.partial_o + int64_t{partial} * 256 + lane;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    to[i * 32] = make_uint4(
-        pack_bf16x2(o[8 * i], o[8 * i + 1]), pack_bf16x2(o[8 * i + 2], o[8 * i + 3]),
-        pack_bf16x2(o[8 * i + 4], o[8 * i + 5]), pack_bf16x2(o[8 * i + 6], o[8 * i + 7]));
-  }
-  if (lane % 4 < 2) {
-    p.ws.partial_ml[int64_t{partial} * 16 + lane / 4 + lane % 4 * 8] =
-        lane % 4 == 0 ? make_float2(top[0], sum[0]) : make_float2(top[1], sum[1]);
-  }
-}
-
 __device__ __forceinline__ void consume(const Params& p, const char* smem_kv,
                                         const char* smem_query, Shared& shared, int consumer,
                                         int warp, int lane) {
@@ -169,7 +147,7 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_kv,
       issue_pv<false>(o, weights, descriptor_advance(kv_values, buffer * kKvBytes));
       wgmma_wait<0>();
       wgmma_pin(o);
-      store_partial(p, partial, o, top, sum, lane);
+      store_partial(p.ws.partial_o, p.ws.partial_ml, partial, o, top, sum, lane);
     }
     if (lane == 0) mbarrier_arrive(&shared.kv_empty[buffer]);
     turn = end;

@@ -106,6 +106,30 @@ __device__ __forceinline__ float exponentiate_row(float (&s)[64], int row, float
   return sum;
 }
 
+// One warp's query to partial result `partial` (negative: to none): the accumulators lane by lane,
+// 8 x 16 bytes each, and per row the maximum and the sum over its columns (`sum`: of this lane's).
+__device__ __forceinline__ void store_partial(uint4* partial_o, float2* partial_ml, int partial,
+                                              const float (&o)[64], const float (&top)[2],
+                                              float (&sum)[2], int lane) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 1);
+    sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 2);
+  }
+  if (partial < 0) return;
+  uint4* to = partial_o + int64_t{partial} * 256 + lane;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    to[i * 32] = make_uint4(
+        pack_bf16x2(o[8 * i], o[8 * i + 1]), pack_bf16x2(o[8 * i + 2], o[8 * i + 3]),
+        pack_bf16x2(o[8 * i + 4], o[8 * i + 5]), pack_bf16x2(o[8 * i + 6], o[8 * i + 7]));
+  }
+  if (lane % 4 < 2) {
+    partial_ml[int64_t{partial} * kHeads + lane / 4 + lane % 4 * 8] =
+        lane % 4 == 0 ? make_float2(top[0], sum[0]) : make_float2(top[1], sum[1]);
+  }
+}
+
 inline int sm_count() {
   static const int count = [] {
     int device = 0, value = 0;

@@ -10,8 +10,14 @@
 // A history block is shared within a half tile if at least `threshold` of its 4 queries selected
 // it. threshold 1: everything shared, no pairs and no plan (design C). 3: hybrid (H). 5: history
 // only as pairs (E).
+//
+// Split: a few hundred queries on a long cache are more tiles than SMs, but not many more, and the
+// last wave of whole tiles would leave most SMs idle. Then every CTA gets an equal share of all
+// tiles, in parts of 1 / kAttendTileParts of a tile's list; a piece of a tile writes its
+// unnormalised O, and the warp that finishes a query last adds up its pieces in list order.
 #pragma once
 #include "ops/attend/attend_cuda.h"
+#include "ops/attend/attend_split.h"
 
 namespace m3 {
 
@@ -53,7 +59,11 @@ struct AttendWorkspace {
   AttendPair* pairs;      // [chunks, R, chunk * K]
   uint4* partial_o;       // [R, tiles of a chunk, K, 8, 256]: accumulator order, 16 bytes per lane
   float2* partial_ml;     // [R, tiles of a chunk, K, 8, 16]: maximum of the raw logits, sum
-  void* end;              // of the workspace
+
+  int32_t* parts_done;  // [units, 8]: only with `split`; parts of a query's list that are written
+  uint4* piece_o;       // [units + SMs, 8, 256]: as partial_o; a piece has the place unit + CTA
+  float2* piece_ml;     // [units + SMs, 8, 16]
+  void* end;            // of the workspace
 
   enum Counter { kTiles, kRepairs, kPerChunk };
 };
@@ -63,15 +73,18 @@ struct AttendSizes {
   int64_t max_tiles, max_blocks,
       max_items;  // of the call; blocks of all sequences; items of a (chunk, group)
   int chunk_tiles, num_chunks;
+  int split_units;  // most (tile, group)s of a split call; 0: not split
 };
-AttendSizes attend_sizes(const MsaGeometry& geometry, const MsaBatch& batch, int threshold);
+AttendSizes attend_sizes(const MsaGeometry& geometry, const MsaBatch& batch, int threshold,
+                         bool split);
 int64_t attend_sm90_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch,
-                                    int threshold);
+                                    int threshold, bool split);
 AttendWorkspace attend_make_workspace(const MsaGeometry& geometry, const MsaBatch& batch,
-                                      int threshold, void* base);
+                                      int threshold, bool split, void* base);
 
-// kBlocks with a threshold from 1 to 5, or kFull (threshold 1).
-void attend_sm90(const AttendCudaArgs& args, int threshold, Stream stream);
+// kBlocks with a threshold from 1 to 5, or kFull (threshold 1). `split`: threshold 1 and at most
+// kAttendMaxSplitUnits.
+void attend_sm90(const AttendCudaArgs& args, int threshold, bool split, Stream stream);
 
 // Steps of attend_sm90.
 void attend_plan_pairs(const AttendCudaArgs& args, int threshold, const AttendSizes& sizes,

@@ -15,6 +15,8 @@
 //           unused; a warp whose query does not want the block leaves P = 0.
 // Shared memory: Q tile 32 KB, 6 stages x 32 KB (K and V in turn, or one partial result of each of
 // the 8 queries) = 224 KB; 128-byte swizzle. Work: 4 * 128 * 128 * 128 FLOP per 64 KB of K and V.
+#include <algorithm>
+
 #include "hopper/fence.cuh"
 #include "hopper/tma.cuh"
 #include "ops/attend/attend_sm90.cuh"
@@ -51,6 +53,10 @@ struct TileWork {
   int32_t own;            // own block of the tile, -1: a tile of empty rows
   int32_t tail;           // keys of the own block that exist, 1..128
   int64_t partial0;       // partial result of query 0, slot 0; one slot is 8 results
+  int32_t first_entry;    // dense: of all blocks, of this piece
+  int32_t unit;           // split: (tile, group)
+  int32_t parts;          // split: of kAttendTileParts
+  int32_t ctas[2];        // split: first and last that have a piece of the unit
   int32_t num_blocks;     // entries of the plan
   int32_t num_wanted[2];  // by warpgroup: of them wanted, and unwanted behind the last wanted one
   int32_t num_behind[2];
@@ -143,10 +149,12 @@ struct Union {
   }
 };
 
-// Fills the lists and the counts of `work` for a tile with lists.
-template <int kTopk>
-__device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, int tile, int buffer,
-                                            Shared<kTopk>& shared, int lane) {
+// Fills the lists and the counts of `work` for parts [first_part, first_part + work.parts) of a
+// tile with lists.
+template <int kTopk, bool kSplit>
+__device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, int tile,
+                                            int first_part, int buffer, Shared<kTopk>& shared,
+                                            int lane) {
   uint32_t* entry = shared.entry[buffer];
   Union<kTopk> ids;
   ids.load(p, work, tile, lane);
@@ -181,6 +189,18 @@ __device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, int
   }
   __syncwarp();
   work.num_blocks = num_both + num_single[0] + num_single[1];
+  if constexpr (kSplit) {
+    const AttendListCut cut = {num_both, paired, num_single[0] + num_single[1] - 2 * paired};
+    const int first = cut.entry(first_part);
+    work.num_blocks = cut.entry(first_part + work.parts) - first;
+    for (int base = 0; base < work.num_blocks; base += 32) {  // down to the list's begin
+      const bool moves = base + lane < work.num_blocks;
+      const uint32_t word = moves ? entry[first + base + lane] : 0;
+      __syncwarp();
+      if (moves) entry[base + lane] = word;
+      __syncwarp();
+    }
+  }
   int done[2] = {0, 0};  // entries up to the last wanted one
   for (int base = 0; base < work.num_blocks; base += 32) {
     const uint32_t word = base + lane < work.num_blocks ? entry[base + lane] : 0;
@@ -213,18 +233,32 @@ __device__ __forceinline__ void plan_blocks(const Params& p, TileWork& work, int
       static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<uint32_t>(pairs)));
 }
 
-template <int kTopk>
+template <int kTopk, bool kSplit>
 __device__ __forceinline__ void plan_tiles(const Params& p, Shared<kTopk>& shared, int lane) {
   const int first_tile = p.chunk * p.chunk_tiles;
   const int tiles = max(0, min(p.chunk_tiles, p.ws.counters[AttendWorkspace::kTiles] - first_tile));
   int32_t* next_unit = p.ws.counters + AttendWorkspace::kPerChunk + 2 * p.chunk;
+  const AttendShares shares(kSplit ? max(1, tiles * p.groups) : 1, static_cast<int>(gridDim.x));
+  const int cta = static_cast<int>(blockIdx.x);
+  int part = kSplit ? shares.begin(cta) : 0;
+  const int end_part = !kSplit || tiles == 0 ? part : shares.begin(cta + 1);
   for (int round = 0;; ++round) {
     const int buffer = round % kBuffers;
-    int unit = 0;
-    if (lane == 0) unit = atomicAdd(next_unit, 1);
-    unit = __shfl_sync(0xffffffffu, unit, 0);
     TileWork work = {};
     work.group = -1;
+    int unit = 0;
+    const int first_part = part % kAttendTileParts;
+    if constexpr (kSplit) {
+      unit = part < end_part ? part / kAttendTileParts : tiles * p.groups;
+      work.unit = unit;
+      work.parts = min(kAttendTileParts - first_part, end_part - part);
+      work.ctas[0] = shares.owner(part - first_part);
+      work.ctas[1] = shares.owner(part - first_part + kAttendTileParts - 1);
+      part += work.parts;
+    } else {
+      if (lane == 0) unit = atomicAdd(next_unit, 1);
+      unit = __shfl_sync(0xffffffffu, unit, 0);
+    }
     // Dense tiles grow with the position: longest first. Sparse ones follow the sequence.
     const int tile = kTopk == 0 ? tiles - 1 - unit / p.groups : unit % max(1, tiles);
     if (unit < tiles * p.groups) {
@@ -239,9 +273,15 @@ __device__ __forceinline__ void plan_tiles(const Params& p, Shared<kTopk>& share
     }
     mbarrier_wait(&shared.plan_empty[buffer], (round / kBuffers & 1) ^ 1);
     if constexpr (kTopk == 0) {
-      work.num_blocks = work.num_wanted[0] = work.num_wanted[1] = work.own + 1;
+      int count = work.own + 1;
+      if constexpr (kSplit) {
+        const AttendListCut cut = {count, 0, 0};
+        work.first_entry = cut.entry(first_part);
+        count = cut.entry(first_part + work.parts) - work.first_entry;
+      }
+      work.num_blocks = work.num_wanted[0] = work.num_wanted[1] = count;
     } else if (work.group >= 0) {
-      plan_blocks<kTopk>(p, work, first_tile + tile, buffer, shared, lane);
+      plan_blocks<kTopk, kSplit>(p, work, first_tile + tile, first_part, buffer, shared, lane);
     }
     if (lane == 0) shared.work[buffer] = work;
     mbarrier_arrive(&shared.plan_full[buffer]);
@@ -251,20 +291,22 @@ __device__ __forceinline__ void plan_tiles(const Params& p, Shared<kTopk>& share
 
 // The i-th entry of a plan. Dense: the own block first, so that every row has a finite maximum from
 // then on.
-template <int kTopk>
+template <int kTopk, bool kSplit>
 __device__ __forceinline__ uint32_t plan_entry(const Shared<kTopk>& shared, int buffer, int i) {
   if constexpr (kTopk > 0) return shared.entry[buffer][i];
   const int own = shared.work[buffer].own;
-  return 0xff | (i == 0 ? kOwnBlock | static_cast<uint32_t>(own) << kBlockShift
-                        : static_cast<uint32_t>(i - 1) << kBlockShift);
+  const int at = kSplit ? shared.work[buffer].first_entry + i : i;
+  return 0xff | (at == 0 ? kOwnBlock | static_cast<uint32_t>(own) << kBlockShift
+                         : static_cast<uint32_t>(at - 1) << kBlockShift);
 }
 
 // The i-th block of a warpgroup's list of `count`.
-template <int kTopk>
+template <int kTopk, bool kSplit>
 __device__ __forceinline__ uint32_t wanted_block(const Shared<kTopk>& shared, int buffer,
                                                  int consumer, int i, int count) {
   if constexpr (kTopk > 0) return shared.wanted[buffer][consumer][i];
-  return 0xf | (i == 0 ? kWantedOwn : 0u) | (i + 1 == count ? kRunEnd : 0u);
+  const int at = kSplit ? shared.work[buffer].first_entry + i : i;
+  return 0xf | (at == 0 ? kWantedOwn : 0u) | (i + 1 == count ? kRunEnd : 0u);
 }
 
 template <int kTopk>
@@ -286,7 +328,7 @@ __device__ __forceinline__ void load_queries(const CUtensorMap& query_map, Share
   }
 }
 
-template <int kTopk>
+template <int kTopk, bool kSplit>
 __device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& k_map,
                                            const CUtensorMap& v_map, Shared<kTopk>& shared,
                                            int lane) {
@@ -311,7 +353,8 @@ __device__ __forceinline__ void load_tiles(const Params& p, const CUtensorMap& k
       KvPlace mine = {0, 0};
       if (base + lane < num_blocks) {
         mine = kv_place(p.batch, seq,
-                        static_cast<int>(plan_entry(shared, buffer, base + lane) >> kBlockShift));
+                        static_cast<int>(plan_entry<kTopk, kSplit>(shared, buffer, base + lane) >>
+                                         kBlockShift));
       }
       for (int i = 0; i < min(32, num_blocks - base); ++i) {
         const int token = __shfl_sync(0xffffffffu, mine.token, i),
@@ -452,12 +495,13 @@ __device__ __forceinline__ void weigh_partials(float (&weight)[kPerLane][2], con
   for (int j = 0; j < 64; ++j) o[j] *= old[j / 2 % 2];
 }
 
-// O += weight * partial result.
-__device__ __forceinline__ void add_partial(float (&o)[64], const uint4* partial,
-                                            const float (&weight)[2], int lane) {
+// O += weight * partial result, whose 16-byte words load(i) gives.
+template <typename Load>
+__device__ __forceinline__ void add_partial(float (&o)[64], const Load& load,
+                                            const float (&weight)[2]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const uint4 words = partial[i * 32 + lane];
+    const uint4 words = load(i);
     const uint32_t w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -471,7 +515,6 @@ __device__ __forceinline__ void add_partial(float (&o)[64], const uint4* partial
 __device__ __forceinline__ void write_query(const Params& p, const TileWork& work, int query,
                                             const float (&o)[64], const RowState& state, int lane) {
   const int row = work.rows.row0 + query;
-  if (row < work.rows.begin || row >= work.rows.end) return;
   const int H = p.groups * kHeads;
   float finite = 0;
 #pragma unroll
@@ -513,6 +556,49 @@ __device__ __forceinline__ void write_query(const Params& p, const TileWork& wor
   }
 }
 
+// Writes this warp's piece of a split query. True in the warp that is the query's last: then o and
+// state have become the sum of all pieces, in the order of the list.
+__device__ __forceinline__ bool join_pieces(const Params& p, const TileWork& work, int query,
+                                            float (&o)[64], RowState& state, int lane) {
+  const int piece = (work.unit + static_cast<int>(blockIdx.x)) * kQueries + query;
+  store_partial(p.ws.piece_o, p.ws.piece_ml, piece, o, state.maximum, state.sum, lane);
+  __threadfence();
+  __syncwarp();
+  int done = 0;
+  if (lane == 0)
+    done = atomicAdd(&p.ws.parts_done[work.unit * kQueries + query], work.parts) + work.parts;
+  if (__shfl_sync(0xffffffffu, done, 0) < kAttendTileParts) return false;
+  __threadfence();
+
+  const int64_t first = int64_t{work.unit + work.ctas[0]} * kQueries + query;
+  const int count = work.ctas[1] - work.ctas[0] + 1;
+  const auto ml_of = [&](int i, int row) {
+    return __ldcg(p.ws.piece_ml + (first + i * kQueries) * kHeads + lane / 4 + 8 * row);
+  };
+  float top[2] = {-INFINITY, -INFINITY};
+  for (int i = 0; i < count; ++i) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) top[row] = fmaxf(top[row], ml_of(i, row).x);
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) state.maximum[row] = top[row], state.sum[row] = 0;
+#pragma unroll
+  for (int j = 0; j < 64; ++j) o[j] = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    float weight[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float2 ml = ml_of(i, row);  // -inf: no block of the piece was the query's
+      weight[row] = ml.x == -INFINITY ? 0.0f : exp2_approx((ml.x - top[row]) * p.scale_log2);
+      if (lane % 4 == 0) state.sum[row] = fmaf(ml.y, weight[row], state.sum[row]);
+    }
+    const uint4* from = p.ws.piece_o + (first + i * kQueries) * 256 + lane;
+    add_partial(o, [&](int word) { return __ldcg(from + word * 32); }, weight);
+  }
+  return true;
+}
+
 // Values behind the sequence's end become zeros: their weights are 0, but 0 x NaN is not. Both
 // warpgroups do it for themselves and write the same. Only the lanes that later give the stage back
 // write, so that racecheck can follow the hand-over; at most 16 tiles of a sequence have a tail.
@@ -528,7 +614,7 @@ __device__ __forceinline__ void clear_tail(char* values, int tail, int consumer)
   named_barrier_sync(1 + consumer, 128);
 }
 
-template <int kTopk>
+template <int kTopk, bool kSplit>
 __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, int consumer,
                                         int warp, int lane) {
   const int query = consumer * 4 + warp % 4;  // of the tile
@@ -573,11 +659,11 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
     float s[64], old[2];
     int index = 0;      // of the next block
     uint32_t word = 0;  // the block at work
-    uint32_t ahead = wanted_block(shared, buffer, consumer, 0, num_wanted);
+    uint32_t ahead = wanted_block<kTopk, kSplit>(shared, buffer, consumer, 0, num_wanted);
     RingPlace keys, values;  // of the block at work
     const auto take_next = [&] {
       word = __shfl_sync(0xffffffffu, ahead, 0);
-      ahead = wanted_block(shared, buffer, consumer, ++index, num_wanted);
+      ahead = wanted_block<kTopk, kSplit>(shared, buffer, consumer, ++index, num_wanted);
       skip(static_cast<int>(word >> kSkipShift));
       keys = take();
     };
@@ -641,7 +727,7 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
     if constexpr (kTopk > 0) skip(__shfl_sync(0xffffffffu, work.num_behind[consumer], 0));
     if (num_wanted == 0 && lane == 0) mbarrier_arrive(&shared.query_empty);
 
-    if constexpr (kTopk > 0) {
+    if constexpr (kTopk > 0 && !kSplit) {
       const int num_partials = work.num_partials, pairs = work.pairs[query];
       if (num_partials > 0) {
         constexpr int kPerLane = kTopk / 4;
@@ -672,18 +758,26 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
               mine[row] = __shfl_sync(0xffffffffu, mine[row], lane / 4 * 4 + slot % 4);
             }
             const char* partial = shared.stage[cursor.stage] + query * kPartialBytes;
-            add_partial(o, reinterpret_cast<const uint4*>(partial), mine, lane);
+            const uint4* from = reinterpret_cast<const uint4*>(partial) + lane;
+            add_partial(o, [&](int word) { return from[word * 32]; }, mine);
           }
           pass();
         }
       }
     }
-    write_query(p, work, query, o, state, lane);
+    const int row = work.rows.row0 + query;
+    const bool live = row >= work.rows.begin && row < work.rows.end;
+    bool complete = live;
+    if constexpr (kSplit) {
+      if (live && work.parts < kAttendTileParts)
+        complete = join_pieces(p, work, query, o, state, lane);
+    }
+    if (complete) write_query(p, work, query, o, state, lane);
     mbarrier_arrive(&shared.plan_empty[buffer]);
   }
 }
 
-template <int kTopk>
+template <int kTopk, bool kSplit>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_tile_kernel(const __grid_constant__ CUtensorMap query_map,
                        const __grid_constant__ CUtensorMap k_map,
@@ -710,19 +804,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (tid < 128) {  // 128 x 56 + 256 x 224 registers: as many as the launch gives, 384 x 168
     registers_decrease<56>();
     if (tid < 32) {
-      load_tiles<kTopk>(p, k_map, v_map, shared, tid);
+      load_tiles<kTopk, kSplit>(p, k_map, v_map, shared, tid);
     } else if (tid < 64) {
-      plan_tiles<kTopk>(p, shared, tid - 32);
+      plan_tiles<kTopk, kSplit>(p, shared, tid - 32);
     } else if (tid < 96) {
       load_queries<kTopk>(query_map, shared);
     }
   } else {
     registers_increase<224>();
-    consume<kTopk>(p, shared, tid / 128 - 1, tid / 32, tid % 32);
+    consume<kTopk, kSplit>(p, shared, tid / 128 - 1, tid / 32, tid % 32);
   }
 }
 
-template <int kTopk>
+template <int kTopk, bool kSplit>
 void launch(const AttendCudaArgs& a, int threshold, int chunk, const AttendSizes& sizes,
             const AttendWorkspace& ws, cudaStream_t stream) {
   Params p;
@@ -736,24 +830,26 @@ void launch(const AttendCudaArgs& a, int threshold, int chunk, const AttendSizes
   p.chunk_tiles = sizes.chunk_tiles;
   p.scale_log2 = static_cast<float>(a.geometry.logit_scale()) * kLog2e;
   p.ws = ws;
-  const auto kernel = attend_tile_kernel<kTopk>;
+  const auto kernel = attend_tile_kernel<kTopk, kSplit>;
   M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      sizeof(Shared<kTopk>)));
-  kernel<<<sm_count(), kThreads, sizeof(Shared<kTopk>), stream>>>(
+  const int ctas = kSplit ? std::min(sm_count(), kAttendMaxSms) : sm_count();
+  kernel<<<ctas, kThreads, sizeof(Shared<kTopk>), stream>>>(
       query_map(a, kQueries), kv_map(a, a.k), kv_map(a, a.v), p);
   M3_CUDA_CHECK(cudaGetLastError());
 }
 
+template <bool kSplit>
 void attend_tiles(const AttendCudaArgs& args, int threshold, int chunk, const AttendSizes& sizes,
                   const AttendWorkspace& ws, Stream stream) {
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   if (args.support.kind == AttendSupport::Kind::kFull)
-    return launch<0>(args, threshold, chunk, sizes, ws, handle);
+    return launch<0, kSplit>(args, threshold, chunk, sizes, ws, handle);
   switch (args.geometry.topk) {
     case 4:
-      return launch<4>(args, threshold, chunk, sizes, ws, handle);
+      return launch<4, kSplit>(args, threshold, chunk, sizes, ws, handle);
     case 16:
-      return launch<16>(args, threshold, chunk, sizes, ws, handle);
+      return launch<16, kSplit>(args, threshold, chunk, sizes, ws, handle);
     default:
       M3_FAIL("attend: the Hopper path has topk 4 and 16, got {}", args.geometry.topk);
   }
@@ -761,14 +857,18 @@ void attend_tiles(const AttendCudaArgs& args, int threshold, int chunk, const At
 
 }  // namespace
 
-void attend_sm90(const AttendCudaArgs& args, int threshold, Stream stream) {
-  const AttendSizes sizes = attend_sizes(args.geometry, args.batch, threshold);
+void attend_sm90(const AttendCudaArgs& args, int threshold, bool split, Stream stream) {
+  const AttendSizes sizes = attend_sizes(args.geometry, args.batch, threshold, split);
+  M3_CHECK(!split || (threshold == 1 && sizes.max_tiles * args.geometry.groups <= sizes.split_units),
+           "attend: {} tiles of {} groups and threshold {} cannot be split, want at most {} and 1",
+           sizes.max_tiles, args.geometry.groups, threshold, kAttendMaxSplitUnits);
   const AttendWorkspace ws =
-      attend_make_workspace(args.geometry, args.batch, threshold, args.workspace);
+      attend_make_workspace(args.geometry, args.batch, threshold, split, args.workspace);
   attend_plan_pairs(args, threshold, sizes, ws, stream);
   for (int chunk = 0; chunk < sizes.num_chunks; ++chunk) {
     if (threshold > 1) attend_rows(args, chunk, sizes, ws, stream);
-    attend_tiles(args, threshold, chunk, sizes, ws, stream);
+    const auto tiles = split ? attend_tiles<true> : attend_tiles<false>;
+    tiles(args, threshold, chunk, sizes, ws, stream);
   }
   attend_repair(args, ws.repair, ws.counters + AttendWorkspace::kRepairs, stream);
 }

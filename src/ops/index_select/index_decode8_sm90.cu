@@ -7,6 +7,7 @@
 // out with block % 8 = r. Scores and bounds meet in CTA 0, which ranks, writes the ids and judges
 // the certificate. Bytes: 32 KB a candidate; latency bound for small batches.
 #include "hopper/cluster.cuh"
+#include "ops/index_select/index_codes8.cuh"
 #include "ops/index_select/index_decode8.h"
 #include "ops/index_select/index_scan.cuh"
 #include "ops/index_select/index_score.cuh"
@@ -18,15 +19,6 @@ namespace {
 using namespace hopper;
 using index_scan::kBlock;
 using index_scan::kDim;
-
-// int8 code of a value with 1 / scale; the rule of index_keys8.h.
-__device__ __forceinline__ int code_of(float x, float scale) {
-  if (isnan(x) || !(scale > 0)) return 0;
-  return isinf(x) ? (x > 0 ? 127 : -127) : static_cast<int>(rintf(__fdiv_rn(x, scale)));
-}
-__device__ __forceinline__ float finite_abs(float x) {
-  return isfinite(x) ? fabsf(x) : 0.0f;
-}
 
 __device__ __forceinline__ void unpack8(uint4 packed, float (&x)[8]) {
   const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};

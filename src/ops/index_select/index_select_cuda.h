@@ -15,6 +15,8 @@ struct IndexSelectCudaArgs {
   int64_t num_pages = 0;  // P of a paged ki; for a packed one, its rows S
   int32_t* ids_RTK = nullptr;
   float* sel_scores_RTK = nullptr;
+  // kPrefill, or absent: only tiles of 256 rows with a flag get their ids (index_prefill8.h).
+  const int32_t* tile_flags = nullptr;
   void* workspace = nullptr;
 };
 

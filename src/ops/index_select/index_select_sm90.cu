@@ -14,171 +14,33 @@
 // Shared memory: 2 Q tiles x 64 KB, 3 key stages x 32 KB = 224 KB, 128-byte swizzle, halves of 64
 // channels. Work: 2 * 256 * 128 * 128 FLOP per 32 KB of keys (L2). Max of 32768 scores: 512 of
 // about 2100 clocks.
-#include <cuda_runtime.h>
+#include <climits>
 
 #include "hopper/fence.cuh"
 #include "hopper/tensor_map.h"
 #include "hopper/tma.cuh"
 #include "hopper/wgmma.cuh"
-#include "ops/common/msa_device.cuh"
+#include "ops/index_select/index_prefill.cuh"
 #include "ops/index_select/index_select_cuda.h"
-#include "ops/index_select/topk_list.cuh"
-#include "tensor/cuda_check.h"
 
 namespace m3 {
 namespace {
 
 using namespace hopper;
 
-constexpr int kDim = 128, kBlock = 128;
-constexpr int kTileRows = 256;
+using namespace index_prefill;
+
 constexpr int kStages = 3, kQueryBuffers = 2;
 constexpr int kHalfKeyBytes = kBlock * 128, kKeyBytes = 2 * kHalfKeyBytes;
 constexpr int kHalfQueryBytes = kTileRows * 128, kQueryBytes = 2 * kHalfQueryBytes;
 constexpr int kSmemBytes =
     kQueryBuffers * kQueryBytes + kStages * kKeyBytes + 1024;  // 1024: alignment
 constexpr int kScanThreads = 384;
-constexpr int kWaves =
-    2;  // target items per SM: at most 1.5 x the ideal length for any mix of tiles
 
-struct ScanItem {
-  int32_t seq, tile;
-  int32_t first_block, last_block;  // [first, last), scanned from last - 1 down
-  int32_t list;                     // lists[list][256 rows]; -1: this item writes the ids
-};
-struct MergeItem {
-  int32_t seq, tile, list, num_lists;
-};
-
-// Workspace, made by `schedule` and `scan`. Counters: 0 items, 1 next item, 2 lists, 3 merge items.
-struct Workspace {
-  int32_t* counters;
-  ScanItem* items;
-  MergeItem* merges;
+// Made by `schedule` and `scan`.
+struct Workspace : Schedule {
   int2* lists;  // [lists][256][K]: (score bits, id), best first; the last one is unused
-  static int64_t max_items(const MsaGeometry& g, const MsaBatch& batch, int sms) {
-    return batch.num_queries * g.groups / kTileRows + batch.num_seqs + int64_t{kWaves} * sms;
-  }
 };
-
-int sm_count() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    M3_CUDA_CHECK(cudaGetDevice(&device));
-    M3_CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
-    return value;
-  }();
-  return count;
-}
-
-constexpr int kMaxSms = 160;  // workspace is sized without a device
-int64_t align_up(int64_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
-// Blocks that the rows of a tile may choose from beyond their own: 0 .. result-1. Zero if no row
-// needs scores.
-__device__ int tile_history(const MsaSequence& s, int tile, int groups, int topk) {
-  const int last_row = min((tile + 1) * kTileRows, s.q_len * groups) - 1;
-  const int position = s.first_position + last_row / groups;
-  if (position < 0) return 0;
-  const int own = position / kBlock;
-  return own + 1 > topk ? own : 0;
-}
-
-__global__ void __launch_bounds__(1024)
-    schedule_kernel(const MsaBatch batch, int groups, int topk, int sms, Workspace ws) {
-  constexpr int kBuckets = 1024;
-  __shared__ int bucket[kBuckets];  // items by length, longest first
-  __shared__ unsigned long long total_blocks;
-  __shared__ int num_items, num_lists, num_merges;
-  const int tid = threadIdx.x;
-  bucket[tid] = 0;
-  if (tid == 0) {
-    total_blocks = 0;
-    num_items = num_lists = num_merges = 0;
-  }
-  __syncthreads();
-
-  unsigned long long sum = 0;
-  for (int n = 0; n < batch.num_seqs; ++n) {
-    const MsaSequence s = msa_sequence(batch, n);
-    const int tiles = (s.q_len * groups + kTileRows - 1) / kTileRows;
-    for (int t = tid; t < tiles; t += 1024) sum += tile_history(s, t, groups, topk);
-  }
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  if (tid % 32 == 0) atomicAdd(&total_blocks, sum);
-  __syncthreads();
-  const int target = max(8, static_cast<int>(total_blocks / (kWaves * sms)));
-
-  const auto bucket_of = [](int length) { return kBuckets - 1 - min(length / 8, kBuckets - 1); };
-  for (int pass = 0; pass < 2; ++pass) {
-    for (int n = 0; n < batch.num_seqs; ++n) {
-      const MsaSequence s = msa_sequence(batch, n);
-      const int tiles = (s.q_len * groups + kTileRows - 1) / kTileRows;
-      for (int t = tid; t < tiles; t += 1024) {
-        const int history = tile_history(s, t, groups, topk);
-        const int splits = max(1, history / target);
-        const int b = bucket_of(history / splits);
-        if (pass == 0) {
-          atomicAdd(&bucket[b], splits);
-          continue;
-        }
-        int list = -1;
-        if (splits > 1) {
-          list = atomicAdd(&num_lists, splits);
-          ws.merges[atomicAdd(&num_merges, 1)] = {n, t, list, splits};
-        }
-        const int at = atomicAdd(&bucket[b], splits);
-        for (int i = 0; i < splits; ++i) {
-          const int first = static_cast<int>(int64_t{history} * i / splits);
-          const int last = static_cast<int>(int64_t{history} * (i + 1) / splits);
-          ws.items[at + i] = {n, t, first, last, list < 0 ? -1 : list + i};
-        }
-      }
-    }
-    __syncthreads();
-    if (pass == 0) {  // exclusive prefix of the buckets
-      const int own = bucket[tid];
-      int inclusive = own;
-      for (int step = 1; step < kBuckets; step *= 2) {
-        __syncthreads();
-        bucket[tid] = inclusive;
-        __syncthreads();
-        if (tid >= step) inclusive += bucket[tid - step];
-      }
-      __syncthreads();
-      bucket[tid] = inclusive - own;
-      if (tid == kBuckets - 1) num_items = inclusive;
-    }
-    __syncthreads();
-  }
-  if (tid == 0) {
-    ws.counters[0] = num_items;
-    ws.counters[1] = 0;
-    ws.counters[2] = num_lists;
-    ws.counters[3] = num_merges;
-  }
-}
-
-// ids of one finished row: `chosen` in any order (history), then the own block.
-template <int kTopk>
-__device__ __forceinline__ void write_row(int32_t (&chosen)[kTopk - 1], int own, int32_t* ids) {
-  int32_t row[kTopk];
-  if (own + 1 > kTopk) {
-    sort_ascending(chosen);
-#pragma unroll
-    for (int j = 0; j + 1 < kTopk; ++j) row[j] = chosen[j];
-    row[kTopk - 1] = own;
-  } else {
-#pragma unroll
-    for (int j = 0; j < kTopk; ++j) row[j] = j <= own ? j : -1;
-  }
-#pragma unroll
-  for (int j = 0; j < kTopk; j += 4) {
-    *reinterpret_cast<int4*>(ids + j) = make_int4(row[j], row[j + 1], row[j + 2], row[j + 3]);
-  }
-}
 
 struct __align__(8) ScanBarriers {
   uint64_t query_full[kQueryBuffers], query_empty[kQueryBuffers];
@@ -432,7 +294,8 @@ __global__ void __launch_bounds__(kMergeThreads)
 Workspace make_workspace(const IndexSelectCudaArgs& a, int sms) {
   Workspace ws;
   char* base = static_cast<char*>(a.workspace);
-  const int64_t items = Workspace::max_items(a.geometry, a.batch, sms);
+  const int64_t items =
+      Schedule::max_items(a.batch.num_queries * a.geometry.groups, a.batch.num_seqs, sms);
   const auto take = [&](int64_t bytes) {
     char* p = base;
     base += align_up(bytes);
@@ -440,8 +303,8 @@ Workspace make_workspace(const IndexSelectCudaArgs& a, int sms) {
   };
   ws.counters = reinterpret_cast<int32_t*>(take(256));
   ws.items = reinterpret_cast<ScanItem*>(take(items * sizeof(ScanItem)));
-  ws.merges = reinterpret_cast<MergeItem*>(take(int64_t{kWaves} * sms * sizeof(MergeItem)));
-  ws.lists = reinterpret_cast<int2*>(take(int64_t{kWaves} * sms * a.geometry.topk * kTileRows * 8));
+  ws.merges = reinterpret_cast<MergeItem*>(take(Schedule::max_lists(sms) * sizeof(MergeItem)));
+  ws.lists = reinterpret_cast<int2*>(take(Schedule::max_lists(sms) * a.geometry.topk * kTileRows * 8));
   return ws;
 }
 
@@ -460,7 +323,7 @@ void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
   const auto scan = scan_kernel<kTopk>;
   M3_CUDA_CHECK(
       cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
-  schedule_kernel<<<1, 1024, 0, stream>>>(a.batch, R, kTopk, sms, ws);
+  schedule_kernel<<<1, 1024, 0, stream>>>(a.batch, R, kTopk, sms, 0, INT_MAX, a.tile_flags, ws);
   scan<<<sms, kScanThreads, kSmemBytes, stream>>>(query_map, key_map, a.batch, R, a.ids_RTK, ws);
   merge_kernel<kTopk><<<sms * 4, kMergeThreads, 0, stream>>>(a.batch, R, a.ids_RTK, ws);
   M3_CUDA_CHECK(cudaGetLastError());
@@ -469,8 +332,10 @@ void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
 }  // namespace
 
 int64_t index_select_sm90_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch) {
-  const int64_t lists = int64_t{kWaves} * kMaxSms;
-  return 256 + align_up(Workspace::max_items(geometry, batch, kMaxSms) * sizeof(ScanItem)) +
+  const int64_t lists = Schedule::max_lists(kMaxSms);
+  const int64_t items =
+      Schedule::max_items(batch.num_queries * geometry.groups, batch.num_seqs, kMaxSms);
+  return 256 + align_up(items * sizeof(ScanItem)) +
          align_up(lists * sizeof(MergeItem)) + align_up(lists * geometry.topk * kTileRows * 8);
 }
 
