@@ -1,9 +1,10 @@
 // m3 eval: what a trained model can do, with chance beside each figure.
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include "base/check.h"
 #include "base/file.h"
 #include "base/threads.h"
+#include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "train/eval/evaluator.h"
@@ -16,6 +17,7 @@ int command_eval(const Args& args) {
   eval::EvalOptions eval_options;
   int threads = 0;
   bool json = false, msa_only = false;
+  std::string attention = "msa", fact_tokens = "256,512,1024,2048,4096";
   Options options("eval",
                   "Measures a model on documents that training never draws: pictures, clips, facts "
                   "hidden in long text (with MSA, and "
@@ -32,13 +34,24 @@ int command_eval(const Args& args) {
   options.add("--text", texts, "text file for bits per byte, instead of the corpus");
   options.add("--count", eval_options.count, "documents a test");
   options.add("--seed", eval_options.seed, "of the documents");
-  options.add("--only", eval_options.filter, "only measures whose name contains this");
+  options.add("--only", eval_options.filters, "only measures whose name contains this; several: any of them");
+  options.choice("--attention", attention, {"msa", "window", "dense", "dsa"},
+                 "of the sparse layers, in all measures: what the model was trained with");
+  options.add("--fact-tokens", fact_tokens, "lengths of the texts that hide the facts, 0: no text: a list");
+  options.add("--clip-frames", eval_options.clip_frames, "frames of a clip");
   options.flag("--msa-only", msa_only, "facts without the comparison of attentions");
   options.threads(threads);
   options.flag("--json", json, "a JSON list on stdout instead of the table");
   options.add("--out", out, "also write the JSON list into this file");
   options.parse(args);
   if (eval_options.count < 1) throw UsageError{"--count must be at least 1"};
+  if (eval_options.clip_frames < 8 || eval_options.clip_frames > 64)
+    throw UsageError{"--clip-frames must be 8 to 64"};
+  eval_options.fact_tokens = parse_numbers("--fact-tokens", fact_tokens);
+  for (const eval::Attention kind : {eval::Attention::kMsa, eval::Attention::kWindow,
+                                     eval::Attention::kDense, eval::Attention::kDsa}) {
+    if (attention == eval::attention_name(kind)) eval_options.attention = kind;
+  }
   set_num_threads(threads);
   eval_options.corpus = corpus;
   eval_options.texts.assign(texts.begin(), texts.end());
@@ -49,7 +62,7 @@ int command_eval(const Args& args) {
   const std::vector<eval::Measure> measures = evaluator.run([](const eval::Measure& m) {
     fmt::print(stderr, "{} ({}): {:.3f} {}\n", m.name, m.attention, m.value, m.unit);
   });
-  M3_CHECK(!measures.empty(), "no measure is called '{}'", eval_options.filter);
+  M3_CHECK(!measures.empty(), "no measure's name contains '{}'", fmt::join(eval_options.filters, "' or '"));
   fmt::print("{}", json ? eval::measures_json(measures) : eval::measures_table(measures));
   if (!out.empty()) write_file_atomic(out, eval::measures_json(measures));
   return 0;

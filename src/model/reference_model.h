@@ -37,6 +37,12 @@ class ReferenceModel {
 
   struct Losses {
     double ce = 0, z = 0, kl = 0, balance = 0;  // sums as in TrainSums, kl over all layers
+    // By layer: sums over rows of the mean square behind the layer, text and media rows apart; over
+    // rows and heads of the attention's entropy; SwiGLU inputs beyond their limit, and all of them.
+    struct Layer {
+      double text_square = 0, media_square = 0, entropy = 0, clamped = 0, gates = 0;
+    };
+    std::map<int, Layer> layers;
   };
   Losses losses(const MicroBatch& batch, TrainStage stage) {
     Losses out;
@@ -44,7 +50,14 @@ class ReferenceModel {
     for (int n = 0; n + 1 < static_cast<int>(batch.cu_seqlens.size()); ++n) {
       const int begin = batch.cu_seqlens[n], end = batch.cu_seqlens[n + 1];
       Matrix h(x.begin() + begin, x.begin() + end);
-      for (int l = 0; l < text_.num_layers; ++l) layer(l, stage, h, out);
+      for (int l = 0; l < text_.num_layers; ++l) {
+        layer(l, stage, h, out);
+        for (int t = begin; t < end; ++t) {
+          const Vector& row = h[t - begin];
+          (is_media(batch, t) ? out.layers[l].media_square : out.layers[l].text_square) +=
+              dot_product(row, row) / row.size();
+        }
+      }
       for (int t = begin; t < end; ++t) {
         if (batch.targets_T[t] < 0) continue;
         const Vector logits = linear("language_model.lm_head.weight",
@@ -64,6 +77,11 @@ class ReferenceModel {
     double sum = 0;
     for (double v : z) sum += std::exp(v - top);
     return top + std::log(sum);
+  }
+  static bool is_media(const MicroBatch& batch, int32_t t) {
+    return std::ranges::any_of(batch.media, [&](const TrainMedia& item) {
+      return std::ranges::find(item.rows, t) != item.rows.end();
+    });
   }
   static Vector part(const Vector& x, int64_t begin, int64_t count) {
     return {x.begin() + begin, x.begin() + begin + count};
@@ -179,6 +197,7 @@ class ReferenceModel {
           Vector sum(D);
           for (size_t i = 0; i < keys.size(); ++i) {
             const double p = std::exp(logits[i] - lse);
+            out.layers[l].entropy -= p * (logits[i] - lse);
             teacher[i] += p / G;
             for (int c = 0; c < D; ++c) sum[c] += p * v[keys[i]][r][c];
           }
@@ -277,9 +296,11 @@ class ReferenceModel {
   }
 
   Vector expert(const std::string& gate, const std::string& up, const std::string& down,
-                const Vector& h) const {
+                const Vector& h, Losses::Layer& seen) const {
     Vector g = linear(gate, h), u = linear(up, h);
     for (size_t i = 0; i < g.size(); ++i) {
+      seen.clamped += (g[i] > text_.swiglu_limit) + (std::abs(u[i]) > text_.swiglu_limit);
+      seen.gates += 2;
       const double gi = std::min<double>(g[i], text_.swiglu_limit);
       const double ui = std::clamp<double>(u[i], -text_.swiglu_limit, text_.swiglu_limit);
       g[i] = (ui + text_.swiglu_beta) * gi / (1 + std::exp(-text_.swiglu_alpha * gi));
@@ -294,7 +315,7 @@ class ReferenceModel {
       const std::string p = prefix + "mlp.";
       for (Vector& row : x)
         add(expert(p + "gate_proj.weight", p + "up_proj.weight", p + "down_proj.weight",
-                   gemma(norm, row)),
+                   gemma(norm, row), out.layers[l]),
             row);
       return;
     }
@@ -311,11 +332,13 @@ class ReferenceModel {
       double total = 0;
       for (int i = 0; i < K; ++i) total += s[order[i].second];
       const std::string p = m + "shared_experts.";
-      Vector y = expert(p + "gate_proj.weight", p + "up_proj.weight", p + "down_proj.weight", h);
+      Vector y = expert(p + "gate_proj.weight", p + "up_proj.weight", p + "down_proj.weight", h,
+                        out.layers[l]);
       for (int i = 0; i < K; ++i) {
         const int e = order[i].second;
         const std::string one = m + "experts." + std::to_string(e) + ".";
-        const Vector part_of = expert(one + "w1.weight", one + "w3.weight", one + "w2.weight", h);
+        const Vector part_of =
+            expert(one + "w1.weight", one + "w3.weight", one + "w2.weight", h, out.layers[l]);
         for (size_t c = 0; c < y.size(); ++c)
           y[c] += text_.routed_scaling_factor * s[e] / total * part_of[c];
         frequency[e] += 1;

@@ -13,7 +13,6 @@ AttentionActs without_index(AttentionActs acts) {
 
 FfnActs without_router(FfnActs acts) {
   acts.scores_TE = acts.expert_ids_TK = acts.expert_weights_TK = Tensor();
-  acts.saved.routed_gate = acts.saved.routed_up = Tensor();
   return acts;
 }
 
@@ -49,6 +48,11 @@ TrainTape alloc_train_tape(const TextConfig& config, const TapeShape& shape, Are
     shared.ffn = alloc_ffn_acts(config, T, shape.dtype, config.num_moe_layers() > 0, arena);
     shared.mid_TC = arena.alloc("residual", DType::kF32, residual);
   }
+  MoeSaved gates[2];  // of all dense layers, of all MoE layers
+  if (shape.keep_gates) {
+    if (config.num_moe_layers() < config.num_layers) gates[0] = alloc_saved(config, T, false, arena);
+    if (config.num_moe_layers() > 0) gates[1] = alloc_saved(config, T, true, arena);
+  }
   for (int l = 0; l < config.num_layers; ++l) {
     const bool sparse = config.is_sparse[l], moe = config.is_moe[l];
     LayerTape layer;
@@ -65,6 +69,7 @@ TrainTape alloc_train_tape(const TextConfig& config, const TapeShape& shape, Are
     } else {
       layer.attention = sparse ? shared.attention : without_index(shared.attention);
       layer.ffn = moe ? shared.ffn : without_router(shared.ffn);
+      layer.ffn.saved = gates[moe];
     }
     if (shape.use == TapeUse::kRecompute) {
       Tensor& lists = layer.attention.lists;

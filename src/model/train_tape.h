@@ -33,6 +33,7 @@ struct TapeShape {
   AttentionMode mode = AttentionMode::kMsa;
   bool teach_index = false;
   TapeUse use = TapeUse::kKeep;
+  bool keep_gates = false;  // kForwardOnly: gate and up products too, for instruments
 };
 
 TrainTape alloc_train_tape(const TextConfig& config, const TapeShape& shape, Arena& arena);

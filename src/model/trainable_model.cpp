@@ -168,6 +168,7 @@ class Pass {
     if (gradients_ != nullptr) {
       shape.use = options_.recompute == Recompute::kLayer ? TapeUse::kRecompute : TapeUse::kKeep;
     }
+    shape.keep_gates = gradients_ == nullptr && trace_ != nullptr && trace_->after_layer != nullptr;
     tape_ = alloc_train_tape(text_, shape, arena_);
     step_ =
         plan_attention(text_, packed_batch, shape.mode, options_.dtype, arena_, {}, teach_index);

@@ -124,7 +124,11 @@ class BatchMaker::Sources {
         return picture_document(seed, index,
                                 {.prompt = prompt, .easy_share = easy_share(source, f)});
       case Family::kClip:
-        return clip_document(seed, index, {.easy_share = easy_share(source, f)});
+        return clip_document(seed, index,
+                             {.kind = source.clip_kind,
+                              .ask = source.clip_ask,
+                              .num_frames = source.frames,
+                              .easy_share = easy_share(source, f)});
       case Family::kChat:
         return chat_document(seed, index, Draw::kTrain);
       case Family::kRepeat:

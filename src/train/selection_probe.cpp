@@ -8,7 +8,7 @@ namespace m3::train {
 namespace {
 
 std::vector<QueryRow> sample_queries(const TextConfig& config,
-                                     const std::vector<int32_t>& cu_seqlens, int num_queries) {
+                                     std::span<const int32_t> cu_seqlens, int num_queries) {
   std::vector<QueryRow> all;
   const int32_t budget = config.topk_blocks * config.block_size;  // earlier rows see all there is
   for (size_t i = 0; i + 1 < cu_seqlens.size(); ++i) {
@@ -36,10 +36,10 @@ std::vector<double> block_mass(const TextConfig& c, const AttentionActs& acts,
 
 }  // namespace
 
-std::vector<SelectionQuality> probe_selection(TrainableModel& model, const PackedDocuments& pack,
+std::vector<SelectionQuality> probe_selection(TrainableModel& model, const MicroBatch& batch,
                                               int num_queries) {
   const TextConfig& config = model.config().text;
-  const std::vector<QueryRow> queries = sample_queries(config, pack.cu_seqlens(), num_queries);
+  const std::vector<QueryRow> queries = sample_queries(config, batch.cu_seqlens, num_queries);
   std::vector<SelectionQuality> out;
   if (queries.empty() || config.num_sparse_layers() == 0) return out;
   const TrainOptions before = model.options();
@@ -59,24 +59,35 @@ std::vector<SelectionQuality> probe_selection(TrainableModel& model, const Packe
         const std::vector<double> mass = block_mass(config, *layer.attention, query, r);
         std::vector<size_t> best(mass.size());
         for (size_t b = 0; b < best.size(); ++b) best[b] = b;
-        std::stable_sort(best.begin(), best.end(),
-                         [&](size_t a, size_t b) { return mass[a] > mass[b]; });
+        // Forced blocks are forced here too (msa.md §8.6).
+        const auto forced = [&](size_t b) {
+          return b + config.local_blocks >= mass.size() ||
+                 b < static_cast<size_t>(config.init_blocks);
+        };
+        std::stable_sort(best.begin(), best.end(), [&](size_t a, size_t b) {
+          return forced(a) != forced(b) ? forced(a) : mass[a] > mass[b];
+        });
         best.resize(std::min(best.size(), static_cast<size_t>(K)));
-        for (const size_t b : best) quality.oracle += mass[b];
+        double best_mass = 0, found_mass = 0;
+        for (const size_t b : best) best_mass += mass[b];
         for (const int32_t id : selected_blocks(config, *layer.attention, query, r)) {
           quality.captured += mass[id];
-          quality.block_recall +=
-              std::find(best.begin(), best.end(), static_cast<size_t>(id)) != best.end();
+          if (std::find(best.begin(), best.end(), static_cast<size_t>(id)) == best.end()) continue;
+          quality.block_recall += 1;
+          found_mass += mass[id];
         }
+        quality.oracle += best_mass;
+        quality.score_recall += found_mass / best_mass;
       }
     }
     const double count = static_cast<double>(queries.size()) * config.num_kv_heads;
     quality.captured /= count;
     quality.oracle /= count;
+    quality.score_recall /= count;
     quality.block_recall /= count * static_cast<double>(K);
     out.push_back(quality);
   };
-  model.forward_only(pack.micro_batch(), &trace);
+  model.forward_only(batch, &trace);
   model.set_options(before);
   return out;
 }

@@ -120,6 +120,7 @@ std::string StepReport::to_json(const ModelConfig& config, double ceiling_gflops
   add(parts, "total", loss.total());
   add(parts, "ce", loss.ce);
   add(parts, "kl", loss.kl);
+  add(parts, "balance", loss.balance);
   add(parts, "z", loss.z);
   root.append_member("loss", std::move(parts));
   root.append_member("by_source", losses_json(by_source));
@@ -169,9 +170,23 @@ std::string StepReport::to_json(const ModelConfig& config, double ceiling_gflops
       add(entry, "captured", quality.captured);
       add(entry, "oracle", quality.oracle);
       add(entry, "block_recall", quality.block_recall);
+      add(entry, "score_recall", quality.score_recall);
       list.push_back(std::move(entry));
     }
     root.append_member("selection", std::move(list));
+  }
+  if (!layers.empty()) {
+    JsonValue list = JsonValue::array();
+    for (const LayerActivity& activity : layers) {
+      JsonValue entry = JsonValue::object();
+      count(entry, "layer", activity.layer);
+      add(entry, "text_rms", activity.text_rms);
+      add(entry, "media_rms", activity.media_rms);
+      add(entry, "clamped", activity.clamped);
+      add(entry, "entropy", activity.entropy);
+      list.push_back(std::move(entry));
+    }
+    root.append_member("layers", std::move(list));
   }
   if (!documents.empty()) {
     JsonValue ids = JsonValue::array();

@@ -27,6 +27,16 @@ struct SelectionQuality {
   double captured = 0;  // dense attention mass on the selected blocks, mean over heads and queries
   double oracle = 0;    // the same for the best blocks
   double block_recall = 0;  // share of the best blocks that are selected
+  double score_recall = 0;  // share of the best blocks' mass that lies in those selected
+};
+
+// What passes through one layer, on one pack (training.md §11).
+struct LayerActivity {
+  int layer = 0;
+  double text_rms = 0, media_rms = 0;  // of the residual stream behind the layer; 0: no such rows
+  double clamped = 0;                  // share of SwiGLU inputs beyond their limit
+  double entropy = 0;  // nats, of the attention: over the selected keys where MSA is sparse, else
+                       // over all visible ones
 };
 
 struct StepReport {
@@ -42,6 +52,7 @@ struct StepReport {
   int64_t num_broken = 0;  // documents left out so far
   double load_seconds = 0, model_seconds = 0, update_seconds = 0;
   std::vector<SelectionQuality> selection;
+  std::vector<LayerActivity> layers;
   std::vector<std::string> documents;  // ids; of skipped steps only
 
   double seconds() const { return load_seconds + model_seconds + update_seconds; }

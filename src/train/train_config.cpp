@@ -8,10 +8,13 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "formats/json_fields.h"
+#include "train/synthetic/clips.h"
 
 namespace m3::train {
 
 using nlohmann::json;
+using synthetic::ClipAsk;
+using synthetic::ClipKind;
 
 const char* group_name(Group group) {
   constexpr const char* kNames[kNumGroups] = {"text", "vision", "indexer"};
@@ -55,6 +58,12 @@ constexpr Word<Family> kFamilies[] = {{"card", Family::kCard},     {"picture", F
                                       {"clip", Family::kClip},     {"chat", Family::kChat},
                                       {"repeat", Family::kRepeat}, {"facts", Family::kFacts},
                                       {"text", Family::kText},     {"shards", Family::kShards}};
+constexpr Word<ClipKind> kClipKinds[] = {{"any", ClipKind::kAny},
+                                         {"one_object", ClipKind::kOneObject},
+                                         {"two_objects", ClipKind::kTwoObjects},
+                                         {"order", ClipKind::kOrder}};
+constexpr Word<ClipAsk> kClipAsks[] = {
+    {"any", ClipAsk::kAny}, {"describe", ClipAsk::kDescribe}, {"event", ClipAsk::kEvent}};
 constexpr Word<DType> kDTypes[] = {{"f32", DType::kF32}, {"bf16", DType::kBF16}};
 constexpr Word<GuardConfig::Action> kActions[] = {{"skip", GuardConfig::Action::kSkip},
                                                   {"stop", GuardConfig::Action::kStop}};
@@ -178,6 +187,14 @@ SourceConfig read_source(JsonFields& fields) {
     out.easy_until = number(fields, "easy_until", 0, 0, 1);
   if (picture || out.family == Family::kCard)
     out.full_prompt = fields.boolean("full_prompt").value_or(false);
+  if (out.family == Family::kClip) {
+    out.clip_kind = choice(fields, "kind", out.clip_kind, kClipKinds);
+    out.clip_ask = choice(fields, "ask", out.clip_ask, kClipAsks);
+    out.frames = static_cast<int>(integer(fields, "frames", out.frames, 8, 64));
+    const bool may_be_order = out.clip_kind == ClipKind::kAny || out.clip_kind == ClipKind::kOrder;
+    if (out.clip_ask == ClipAsk::kEvent && may_be_order)
+      fields.refuse("ask", "\"event\" needs kind \"one_object\" or \"two_objects\"");
+  }
   if (out.family == Family::kText || out.family == Family::kFacts)
     out.tokens = integer(fields, "tokens", out.tokens, 0, 1 << 20);
   if (out.family == Family::kText && out.tokens < 2)
@@ -365,6 +382,8 @@ TrainConfig parse_train_config(const std::string& text, const std::filesystem::p
     out.loss.kl_weight = number(*loss, "kl_weight", 0, 0, kHuge);
     out.loss.kl_min_tokens = integer(*loss, "kl_min_tokens", 0, 0, kMaxCount);
     out.loss.z_weight = number(*loss, "z_weight", 0, 0, 1);
+    out.loss.balance_alpha = number(*loss, "balance_alpha", 0, 0, 1);
+    out.loss.detach_index_input = loss->boolean("detach_index_input").value_or(true);
     loss->refuse_unknown();
   }
   out.sources = read_sources(fields);

@@ -13,6 +13,11 @@
 
 #include "model/trainable_model.h"
 
+namespace m3::synthetic {
+enum class ClipKind;  // synthetic/clips.h
+enum class ClipAsk;
+}  // namespace m3::synthetic
+
 namespace m3::train {
 
 // How the first weights are made (nano.md §2). kCheckpoint: read from a model folder.
@@ -71,6 +76,8 @@ struct LossConfig {
   int64_t kl_min_tokens =
       0;  // documents of at most so many tokens have no KL (one block has nothing to select)
   double z_weight = 0;
+  double balance_alpha = 0;        // of the sequence-wise balance loss of the experts
+  bool detach_index_input = true;  // false only for the experiment of training.md §12.4
 };
 
 // One family of documents with its share of the batch.
@@ -86,6 +93,9 @@ struct SourceConfig {
   double bare_until = 0,
          bare_min = 0;  // facts: without filler with probability max(bare_min, 1 - f / bare_until)
   bool full_prompt = false;  // pictures: behind the whole system text
+  synthetic::ClipKind clip_kind{};  // what clips show (kAny), which question they ask (kAny)
+  synthetic::ClipAsk clip_ask{};
+  int frames = 8;  // of a clip
   bool repeat = false;       // the first step's documents again in every step (not shards)
   int64_t tokens = 256;      // text, facts: of a document, about
   int min_facts = 4, max_facts = 7, min_questions = 3, max_questions = 5;

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "train/init.h"
 #include "train/schedule.h"
+#include "train/synthetic/clips.h"
 #include "train/test_support.h"
 
 namespace m3::train {
@@ -45,6 +46,10 @@ TEST(TrainConfig, ErrorsNameTheKeyTheValueAndWhatIsAllowed) {
   expect_error({"steps=0"}, {"steps", "0", "from 1"});
   expect_error({"model.text_config.hidden_size=0"}, {"hidden_size"});
   expect_error({"sources.0.family=text"}, {"corpus"});
+  expect_error({"sources.clips.kind=both"}, {"sources[1].kind", "both", "two_objects"});
+  expect_error({"sources.clips.ask=event"}, {"sources[1].ask", "one_object"});
+  expect_error({"sources.clips.frames=4"}, {"sources[1].frames", "4", "from 8"});
+  expect_error({"loss.balance_alpha=-1"}, {"loss.balance_alpha", "-1"});
   expect_error({"lr"}, {"KEY=VALUE"});
 }
 
@@ -56,6 +61,23 @@ TEST(TrainConfig, OverridesReachListsByNameAndNumber) {
   EXPECT_EQ(config.sources[1].name, "clips");
   EXPECT_EQ(config.sources[1].count, 9);
   EXPECT_DOUBLE_EQ(config.optimizer.lr, 0.01);
+}
+
+TEST(TrainConfig, KeysOfTheExperimentsAreRead) {
+  const TrainConfig plain = parse_train_config(tiny_config_json(), "run.json");
+  EXPECT_TRUE(plain.loss.detach_index_input);
+  EXPECT_EQ(plain.loss.balance_alpha, 0);
+  EXPECT_EQ(plain.sources[1].clip_kind, synthetic::ClipKind::kAny);
+  EXPECT_EQ(plain.sources[1].frames, 8);
+  const TrainConfig config = parse_train_config(
+      tiny_config_json(), "run.json",
+      {"loss.detach_index_input=false", "loss.balance_alpha=1e-4", "sources.clips.kind=one_object",
+       "sources.clips.ask=event", "sources.clips.frames=16"});
+  EXPECT_FALSE(config.loss.detach_index_input);
+  EXPECT_DOUBLE_EQ(config.loss.balance_alpha, 1e-4);
+  EXPECT_EQ(config.sources[1].clip_kind, synthetic::ClipKind::kOneObject);
+  EXPECT_EQ(config.sources[1].clip_ask, synthetic::ClipAsk::kEvent);
+  EXPECT_EQ(config.sources[1].frames, 16);
 }
 
 TEST(TrainConfig, IdentityLeavesOutWhatDoesNotDecideWeights) {
@@ -74,6 +96,7 @@ TEST(TrainConfig, ShippedConfigurationsAreRead) {
     ++count;
   }
   EXPECT_GT(count, 0);
+  EXPECT_NO_THROW(read_train_config(M3_SOURCE_DIR "/configs/experiments/base.json"));
 }
 
 TEST(Schedule, ValuesByHand) {

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "text/chat.h"
+#include "train/activity_probe.h"
 #include "train/init.h"
 #include "train/schedule.h"
 #include "train/selection_probe.h"
@@ -77,6 +78,8 @@ TrainOptions options_of(const TrainConfig& config, const StageConfig& stage,
   out.lambda = config.loss.kl_weight;
   out.kl_min_tokens = config.loss.kl_min_tokens;
   out.z_weight = static_cast<float>(config.loss.z_weight);
+  out.balance_alpha = static_cast<float>(config.loss.balance_alpha);
+  out.detach_index_input = config.loss.detach_index_input;
   out.recompute = config.compute.recompute ? Recompute::kLayer : Recompute::kNone;
   out.gemm.batch_invariant = config.compute.batch_invariant;
   return out;
@@ -272,7 +275,9 @@ void Trainer::run_micro_batches(const Batch& batch, StepReport& report) {
         *std::max_element(all.begin(), all.end(), [&](const auto* a, const auto* b) {
           return mean_length(a) < mean_length(b);
         });
-    report.selection = probe_selection(*model_, *longest, kProbeQueries);
+    report.layers = probe_activity(*model_, longest->micro_batch(), kProbeQueries);
+    if (teaches_index(model_->options().stage))
+      report.selection = probe_selection(*model_, longest->micro_batch(), kProbeQueries);
   }
 }
 

@@ -150,6 +150,68 @@ TEST(Trainer, SpikesAreSkippedAndCounted) {
   EXPECT_EQ(trainer.state().num_updates[0], 70 - spikes);
 }
 
+// Backbone weights after two steps, and the balance loss of the last one.
+struct ShortRun {
+  std::vector<float> backbone;
+  double balance = 0, total = 0, ce = 0, kl = 0;
+};
+ShortRun short_run(std::vector<std::string> overrides) {
+  const TestFolder folder("short");
+  overrides.push_back("steps=2");
+  ShortRun out;
+  RunOptions options;
+  options.on_step = [&](const StepReport& report) {
+    out.balance = report.loss.balance;
+    out.total = report.loss.total();
+    out.ce = report.loss.ce;
+    out.kl = report.loss.kl;
+  };
+  Trainer trainer(parse_train_config(tiny_config_json(folder.str()), "run.json", overrides), options);
+  trainer.run();
+  const Tensor q = trainer.parameters().find("language_model.model.layers.1.self_attn.q_proj.weight").master;
+  out.backbone.assign(q.ptr<float>(), q.ptr<float>() + q.numel());
+  return out;
+}
+
+TEST(Trainer, StopGradientAndBalanceLossFollowTheConfiguration) {
+  const ShortRun plain = short_run({});
+  EXPECT_EQ(plain.balance, 0);
+  // With the stop-gradient the KL's weight changes nothing in the backbone; without it, it does.
+  EXPECT_EQ(plain.backbone, short_run({"loss.kl_weight=5"}).backbone);
+  EXPECT_NE(short_run({"loss.detach_index_input=false"}).backbone, plain.backbone);
+  // alpha times a sum that is at least 1 for the one layer with experts (training.md §8).
+  const ShortRun balanced = short_run({"loss.balance_alpha=0.5"});
+  EXPECT_GE(balanced.balance, 0.5 * 0.95);
+  EXPECT_LT(balanced.balance, 0.5 * 4);
+  EXPECT_NEAR(balanced.total, balanced.ce + balanced.kl + balanced.balance, 1e-9);
+  EXPECT_NE(balanced.backbone, plain.backbone);
+}
+
+// Probes read, they change nothing.
+TEST(Trainer, InstrumentsAreLoggedAndLeaveTheRunAlone) {
+  std::vector<double> losses[2];
+  for (const int every : {0, 2}) {
+    const TestFolder folder("probe");
+    RunOptions options;
+    options.on_step = [&](const StepReport& report) {
+      losses[every / 2].push_back(report.loss.total());
+      const bool probed = every > 0 && report.step % every == 0;
+      ASSERT_EQ(report.layers.size(), probed ? 2u : 0u);
+      if (!probed) return;
+      EXPECT_GT(report.layers[0].text_rms, 0);
+      const std::string line = report.to_json(
+          parse_train_config(tiny_config_json(), "run.json").model, 0);
+      for (const char* key : {"\"text_rms\"", "\"clamped\"", "\"entropy\""})
+        EXPECT_NE(line.find(key), std::string::npos) << key;
+    };
+    Trainer(parse_train_config(tiny_config_json(folder.str()), "run.json",
+                               {"steps=4", fmt::format("log.attention_every={}", every)}),
+            options)
+        .run();
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+}
+
 TEST(Trainer, ADenseCheckpointBecomesMsaWithANewIndexBranch) {
   const TestFolder dense("dense"), sparse("sparse");
   const std::vector<std::string> as_dense = {

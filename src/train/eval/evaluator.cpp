@@ -19,7 +19,7 @@ namespace m3::eval {
 using namespace synthetic;
 
 const char* attention_name(Attention attention) {
-  constexpr const char* kNames[] = {"msa", "random index", "window", "dense"};
+  constexpr const char* kNames[] = {"msa", "random index", "window", "dense", "dsa"};
   return kNames[static_cast<int>(attention)];
 }
 
@@ -113,6 +113,7 @@ class Evaluator::Runner {
     TrainOptions options;
     options.stage = attention == Attention::kWindow  ? TrainStage::kWindow
                     : attention == Attention::kDense ? TrainStage::kFull
+                    : attention == Attention::kDsa   ? TrainStage::kDsa
                                                      : TrainStage::kSparse;
     options.freeze = Freeze::kFrozenIndex;
     options.recompute = Recompute::kLayer;  // least memory
@@ -141,12 +142,19 @@ Evaluator::Evaluator(const Checkpoint& checkpoint, const EvalOptions& options)
 Evaluator::~Evaluator() = default;
 
 bool Evaluator::wants(const std::string& name) const {
-  return name.find(options_.filter) != std::string::npos;
+  return options_.filters.empty() ||
+         std::ranges::any_of(options_.filters, [&](const std::string& filter) {
+           return name.find(filter) != std::string::npos;
+         });
 }
 
 void Evaluator::report(Measure measure) {
   if (on_measure_) on_measure_(measure);
   measures_.push_back(std::move(measure));
+}
+
+void Evaluator::exact(const std::string& name, double chance, const Sampler& sampler) {
+  exact(name, chance, sampler, options_.attention);
 }
 
 void Evaluator::exact(const std::string& name, double chance, const Sampler& sampler,
@@ -160,6 +168,19 @@ void Evaluator::exact(const std::string& name, double chance, const Sampler& sam
   report({name, attention_name(attention),
           100.0 * static_cast<double>(exact) / static_cast<double>(options_.count), "%", chance,
           options_.count});
+}
+
+// Fresh cards of items that training draws too: the first that a model learns (nano.md §5).
+void Evaluator::measure_cards() {
+  const auto cards = [this](Ask ask) {
+    return [this, ask](uint64_t index) {
+      return builder_.build(
+          picture_document(options_.seed, index, {.kind = PictureKind::kCard, .ask = ask}));
+    };
+  };
+  exact("card: describe", 0, cards(Ask::kDescribe));
+  exact("card: colour", 50, cards(Ask::kColour));
+  measure_image_gap("card: gap of a foreign picture", cards(Ask::kDescribe));
 }
 
 void Evaluator::measure_pictures() {
@@ -179,28 +200,33 @@ void Evaluator::measure_pictures() {
   exact("picture: position", 50, pictures(Draw::kHeldOut, Ask::kPosition));
   exact("picture: describe, full prompt", 0,
         pictures(Draw::kHeldOut, Ask::kDescribe, TurnWriter::Prompt::kFull));
+  measure_image_gap("picture: gap of a foreign picture",
+                    pictures(Draw::kHeldOut, Ask::kDescribe));
 }
 
 void Evaluator::measure_clips() {
-  const auto clips = [this](ClipKind kind) {
-    return [this, kind](uint64_t index) {
+  const auto clips = [this](ClipKind kind, ClipAsk ask) {
+    return [this, kind, ask](uint64_t index) {
       return builder_.build(clip_document(
-          options_.seed, index, {.kind = kind, .draw = Draw::kHeldOut, .describe_only = true}));
+          options_.seed, index,
+          {.kind = kind, .draw = Draw::kHeldOut, .ask = ask, .num_frames = options_.clip_frames}));
     };
   };
-  exact("clip: order of appearance", 50, clips(ClipKind::kOrder));
-  exact("clip: event of one object", 12.5, clips(ClipKind::kOneObject));
-  exact("clip: events of two objects", 0, clips(ClipKind::kTwoObjects));
+  exact("clip: order of appearance", 50, clips(ClipKind::kOrder, ClipAsk::kDescribe));
+  exact("clip: event of one object", 12.5, clips(ClipKind::kOneObject, ClipAsk::kDescribe));
+  exact("clip: event of the object named", 12.5, clips(ClipKind::kOneObject, ClipAsk::kEvent));
+  exact("clip: events of two objects", 0, clips(ClipKind::kTwoObjects, ClipAsk::kDescribe));
 }
 
-// One fact among so many in a document: 6, 8, 10, 13, 16 from 256 to 4096 tokens (nano.md §1).
+// One fact among so many in a document: 6, 8, 10, 13, 16 from 256 to 4096 tokens (nano.md §1); 12 without
+// filler (0 tokens).
 void Evaluator::measure_facts() {
   if (!pool_) return;
   const auto facts_in = [](int64_t tokens) {
-    return tokens <= 256 ? 6 : tokens <= 512 ? 8 : tokens <= 1024 ? 10 : tokens <= 2048 ? 13 : 16;
+    return tokens == 0 ? 12 : tokens <= 256 ? 6 : tokens <= 512 ? 8 : tokens <= 1024 ? 10 : tokens <= 2048 ? 13 : 16;
   };
-  std::vector<Attention> attentions = {Attention::kMsa};
-  if (options_.compare_attention && runner_->config().text.num_sparse_layers() > 0) {
+  std::vector<Attention> attentions = {options_.attention};
+  if (options_.compare_attention && options_.attention == Attention::kMsa && runner_->config().text.num_sparse_layers() > 0) {
     attentions.insert(attentions.end(),
                       {Attention::kRandomIndex, Attention::kWindow, Attention::kDense});
   }
@@ -215,8 +241,9 @@ void Evaluator::measure_facts() {
         facts.depth = (static_cast<double>(index) + .5) / static_cast<double>(options_.count);
         return builder_.build(fact_document(options_.seed, index, facts, *pool_));
       };
-      exact(fmt::format("facts: one of {} in {} tokens", num_facts, tokens), 100.0 / num_facts,
-            sampler, attention);
+      const std::string where = tokens == 0 ? "without filler" : fmt::format("in {} tokens", tokens);
+      exact(fmt::format("facts: one of {} {}", num_facts, where), 100.0 / num_facts, sampler,
+            attention);
     }
   }
 }
@@ -249,33 +276,29 @@ void Evaluator::measure_text() {
       rows.push_back(std::move(row));
     }
     double nats = 0;
-    for (const DocumentScore& score : runner_->score(std::move(rows), Attention::kMsa))
+    for (const DocumentScore& score : runner_->score(std::move(rows), options_.attention))
       nats += score.text_loss;
     const double uniform = std::log2(static_cast<double>(tokenizer_.size())) *
                            static_cast<double>(ids.size()) / static_cast<double>(text.size());
-    report({name, "msa", nats / std::numbers::ln2 / static_cast<double>(text.size()), "bits/byte",
+    report({name, attention_name(options_.attention), nats / std::numbers::ln2 / static_cast<double>(text.size()), "bits/byte",
             uniform, static_cast<int64_t>(text.size())});
   }
 }
 
 // Bits that a description costs more with another document's picture, of the same size, than with
 // its own.
-void Evaluator::measure_image_gap() {
-  const std::string name = "picture: gap of a foreign picture";
+void Evaluator::measure_image_gap(const std::string& name, const Sampler& describe) {
   if (!wants(name) || options_.count < 2) return;
   std::vector<data::Sample> own, foreign;
-  for (int64_t i = 0; i < options_.count; ++i) {
-    own.push_back(builder_.build(picture_document(
-        options_.seed, static_cast<uint64_t>(i), {.draw = Draw::kHeldOut, .ask = Ask::kDescribe})));
-  }
+  for (int64_t i = 0; i < options_.count; ++i) own.push_back(describe(static_cast<uint64_t>(i)));
   foreign = own;
   for (size_t i = 0; i < own.size(); ++i) foreign[i].media = own[(i + 1) % own.size()].media;
   double bits = 0;
-  for (const DocumentScore& score : runner_->score(std::move(foreign), Attention::kMsa))
+  for (const DocumentScore& score : runner_->score(std::move(foreign), options_.attention))
     bits += score.loss;
-  for (const DocumentScore& score : runner_->score(std::move(own), Attention::kMsa))
+  for (const DocumentScore& score : runner_->score(std::move(own), options_.attention))
     bits -= score.loss;
-  report({name, "msa", bits / std::numbers::ln2 / static_cast<double>(options_.count), "bits", 0,
+  report({name, attention_name(options_.attention), bits / std::numbers::ln2 / static_cast<double>(options_.count), "bits", 0,
           options_.count});
 }
 
@@ -283,8 +306,8 @@ std::vector<Measure> Evaluator::run(const std::function<void(const Measure&)>& o
   measures_.clear();
   on_measure_ = on_measure;
   if (runner_->config().vision) {
+    measure_cards();
     measure_pictures();
-    measure_image_gap();
     measure_clips();
   }
   measure_facts();

@@ -18,8 +18,8 @@ namespace m3::eval {
 
 // How the sparse layers attend, with the same weights. kRandomIndex: selection by index projections
 // drawn at random.
-enum class Attention : uint8_t { kMsa, kRandomIndex, kWindow, kDense };
-const char* attention_name(Attention attention);  // "msa", "random index", "window", "dense"
+enum class Attention : uint8_t { kMsa, kRandomIndex, kWindow, kDense, kDsa };
+const char* attention_name(Attention attention);  // "msa", "random index", "window", "dense", "dsa"
 
 struct Measure {
   std::string name, attention = "msa";
@@ -37,8 +37,10 @@ struct EvalOptions {
   std::vector<std::filesystem::path> texts;  // files for bits per byte
   int64_t max_text_bytes = 200000;
   std::vector<int64_t> fact_tokens = {256, 512, 1024, 2048, 4096};
-  std::string filter;             // only measures whose name contains it
-  bool compare_attention = true;  // facts also with random index, window and dense attention
+  std::vector<std::string> filters;         // only measures whose name contains one of them; empty: all
+  Attention attention = Attention::kMsa;    // of all measures
+  bool compare_attention = true;  // with kMsa: facts also with random index, window and dense attention
+  int clip_frames = 8;
 };
 
 class Evaluator {
@@ -57,13 +59,14 @@ class Evaluator {
 
   bool wants(const std::string& name) const;
   void report(Measure measure);
-  void exact(const std::string& name, double chance, const Sampler& sampler,
-             Attention attention = Attention::kMsa);
+  void exact(const std::string& name, double chance, const Sampler& sampler);  // options_.attention
+  void exact(const std::string& name, double chance, const Sampler& sampler, Attention attention);
+  void measure_cards();
   void measure_pictures();
   void measure_clips();
   void measure_facts();
   void measure_text();
-  void measure_image_gap();
+  void measure_image_gap(const std::string& name, const Sampler& describe);
 
   EvalOptions options_;
   Tokenizer tokenizer_;

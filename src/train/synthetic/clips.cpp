@@ -112,8 +112,8 @@ bool Actor::visible(int frame) const {
   return blink_period == 0 || (frame + blink_phase) % blink_period < blink_period / 2;
 }
 
-Sprite Actor::sprite(int frame) const {
-  const float t = static_cast<float>(frame) / (kClipFrames - 1);
+Sprite Actor::sprite(int frame, int num_frames) const {
+  const float t = static_cast<float>(frame) / static_cast<float>(num_frames - 1);
   Sprite out;
   out.shape = shape;
   out.colour = rgb;
@@ -126,18 +126,20 @@ Sprite Actor::sprite(int frame) const {
 
 std::vector<Image> ClipScene::frames() const {
   std::vector<Image> out;
-  for (int frame = 0; frame < kClipFrames; ++frame) {
+  for (int frame = 0; frame < num_frames; ++frame) {
     std::vector<Sprite> sprites;
     for (const Actor& actor : actors) {
-      if (actor.visible(frame)) sprites.push_back(actor.sprite(frame));
+      if (actor.visible(frame)) sprites.push_back(actor.sprite(frame, num_frames));
     }
     out.push_back(render(kClipSize, background, sprites, frame));
   }
   return out;
 }
 
-ClipScene draw_clip(ClipKind kind, Draw draw, Philox& random) {
+ClipScene draw_clip(ClipKind kind, Draw draw, Philox& random, int num_frames) {
+  M3_CHECK(num_frames >= kClipFrames, "a clip of {} frames; want at least {}", num_frames, kClipFrames);
   ClipScene scene;
+  scene.num_frames = num_frames;
   scene.is_order = kind == ClipKind::kOrder || (kind == ClipKind::kAny && chance(random, .3));
   int count = 1;
   if (scene.is_order || kind == ClipKind::kTwoObjects) count = 2;
@@ -157,7 +159,7 @@ ClipScene draw_clip(ClipKind kind, Draw draw, Philox& random) {
   for (int i = 0; i < count; ++i) scene.actors.push_back(make_actor(cast[i].colour, cast[i].shape, cast[i].event, paths[i], random));
   if (scene.is_order) {
     const int first = static_cast<int>(random.below(4));
-    const int second = first + 2 + static_cast<int>(random.below(kClipFrames - first - 2));
+    const int second = first + 2 + static_cast<int>(random.below(num_frames - first - 2));
     scene.actors[0].first_frame = first;
     scene.actors[1].first_frame = second;
   }
@@ -192,13 +194,16 @@ data::Document clip_document(uint64_t seed, uint64_t index, const ClipOptions& o
   Philox random(seed, kFamily << 56 | index);
   ClipKind kind = options.kind;
   if (kind == ClipKind::kAny && chance(random, options.easy_share)) kind = ClipKind::kEasy;
-  const ClipScene scene = draw_clip(kind, options.draw, random);
+  const ClipScene scene = draw_clip(kind, options.draw, random, options.num_frames);
   std::vector<Question> questions = ask_about(scene, random);
-  if (options.describe_only) std::erase_if(questions, [&](const Question& q) { return q.answer != describe(scene); });
+  if (options.ask != ClipAsk::kAny) {
+    const bool wants_description = options.ask == ClipAsk::kDescribe;
+    std::erase_if(questions, [&](const Question& q) { return (q.answer == describe(scene)) != wants_description; });
+  }
 
   std::vector<data::Picture> frames;
   for (Image& image : scene.frames()) frames.push_back(data::Picture::of(std::move(image)));
-  std::vector<int64_t> numbers(kClipFrames);
+  std::vector<int64_t> numbers(scene.num_frames);
   std::iota(numbers.begin(), numbers.end(), 0);
   TurnWriter turns;
   for (size_t i = 0; i < questions.size(); ++i) {

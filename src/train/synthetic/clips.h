@@ -22,7 +22,7 @@ struct Actor {
   int blink_period = 0, blink_phase = 0;
 
   bool visible(int frame) const;
-  Sprite sprite(int frame) const;
+  Sprite sprite(int frame, int num_frames) const;
 };
 
 struct ClipScene {
@@ -30,20 +30,25 @@ struct ClipScene {
   Background background;
   std::vector<Actor> actors;  // one or two; of an order: the first to come first; else sorted by shape, then colour
   double fps = 0;             // 0: no timestamps
+  int num_frames = kClipFrames;
 
   std::vector<Image> frames() const;
 };
 
 enum class ClipKind { kAny, kEasy, kOneObject, kTwoObjects, kOrder };  // kEasy: one object, as kOneObject
 
-ClipScene draw_clip(ClipKind kind, Draw draw, Philox& random);
+// num_frames: at least 8; the events take the whole clip.
+ClipScene draw_clip(ClipKind kind, Draw draw, Philox& random, int num_frames = kClipFrames);
 std::string describe(const ClipScene& scene);  // "a red circle moves left and a blue ring blinks"
 std::vector<Question> ask_about(const ClipScene& scene, Philox& random);  // two; the recipe's shares
+
+enum class ClipAsk { kAny, kDescribe, kEvent };  // kEvent: "What does the red circle do?", not of kOrder
 
 struct ClipOptions {
   ClipKind kind = ClipKind::kAny;
   Draw draw = Draw::kTrain;
-  bool describe_only = false;  // one question, for tests
+  ClipAsk ask = ClipAsk::kAny;  // else this one question alone
+  int num_frames = kClipFrames;
   double easy_share = 0;       // of kAny: drawn as kEasy with this probability
 };
 

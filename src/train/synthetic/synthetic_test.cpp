@@ -230,6 +230,32 @@ TEST(Clips, WhatHappensCanBeSeen) {
   EXPECT_EQ(seen.size(), 8u);
 }
 
+// The whole movement whatever the number of frames; the question alone that is wanted.
+TEST(Clips, FramesAndQuestionAreObeyed) {
+  Philox random(5, 1);
+  ClipScene scene;
+  do {
+    scene = draw_clip(ClipKind::kOneObject, Draw::kTrain, random, 16);
+  } while (scene.actors[0].event != kRight);
+  EXPECT_EQ(scene.frames().size(), 16u);
+  const Actor& actor = scene.actors[0];
+  EXPECT_EQ(actor.sprite(0, 16).x, actor.x0);
+  EXPECT_FLOAT_EQ(actor.sprite(15, 16).x, actor.x1);
+  EXPECT_FLOAT_EQ(actor.sprite(5, 16).x, actor.x0 + (actor.x1 - actor.x0) / 3);
+  for (uint64_t i = 0; i < 20; ++i) {
+    const data::Document document = clip_document(
+        7, i, {.kind = ClipKind::kOneObject, .ask = ClipAsk::kEvent, .num_frames = 16});
+    std::string answers;
+    for (const data::Segment& segment : document.segments) {
+      if (segment.kind == data::Segment::Kind::kVideo) {
+        EXPECT_EQ(segment.pictures.size(), 16u);
+      }
+      if (segment.weight == kAnswerWeight) answers += segment.text;
+    }
+    EXPECT_TRUE(answers.starts_with("it ") && answers.find("it ", 1) == std::string::npos) << answers;
+  }
+}
+
 TEST(Clips, OrderOfAppearanceCanBeSeen) {
   int num_checked = 0;
   for (uint64_t i = 0; i < 200; ++i) {
@@ -462,6 +488,28 @@ TEST(Facts, TrainingPairsAreNeverTestPairs) {
     ASSERT_GE(num_questions, 1);
     ASSERT_LE(num_questions, 5);
   }
+}
+
+TEST(Facts, WithoutFillerAnyFactIsAskedFirst) {
+  const auto text = pool(false);
+  std::map<size_t, int> places;  // of the fact asked first, among the facts
+  for (uint64_t i = 0; i < 200; ++i) {
+    const FactOptions options{.num_tokens = 0, .min_facts = 4, .max_facts = 4, .min_questions = 2, .max_questions = 2};
+    const data::Document document = fact_document(9, i, options, *text);
+    std::vector<std::string> facts;
+    std::string first;
+    for (const data::Segment& segment : document.segments) {
+      if (segment.weight == kAnswerWeight && first.empty()) first = segment.text.substr(6, segment.text.find('.') - 6);
+      if (segment.weight == 0 && first.empty() && segment.text.find("gent ") != std::string::npos) facts.push_back(segment.text);
+    }
+    std::string all;
+    for (const std::string& fact : facts) all += fact;
+    const size_t at = all.find(first);
+    ASSERT_NE(at, std::string::npos) << first << " in " << all;
+    ++places[static_cast<size_t>(std::count(all.begin(), all.begin() + static_cast<int64_t>(at), '\n'))];
+  }
+  ASSERT_EQ(places.size(), 4u);
+  for (const auto& [place, count] : places) EXPECT_NEAR(count, 50, 25) << place;  // four standard deviations
 }
 
 TEST(Facts, FillerIsATargetOfWeightOneAndComesFromItsSideOfTheSplit) {

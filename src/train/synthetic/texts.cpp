@@ -98,9 +98,11 @@ std::vector<int32_t> TextPool::window(int64_t count, Philox& random) const {
 
 data::Document fact_document(uint64_t seed, uint64_t index, const FactOptions& options, const TextPool& pool) {
   Philox random(seed, kFacts << 56 | index);
-  const bool bare = options.num_tokens == 0 || chance(random, options.bare_share);
-  const int num_facts = bare ? between(random, 3, 8) : between(random, options.min_facts, options.max_facts);
-  int num_questions = bare ? between(random, 1, 5) : between(random, options.min_questions, options.max_questions);
+  const bool short_one = options.num_tokens > 0 && chance(random, options.bare_share);
+  const bool bare = options.num_tokens == 0 || short_one;
+  const int num_facts = short_one ? between(random, 3, 8) : between(random, options.min_facts, options.max_facts);
+  int num_questions =
+      short_one ? between(random, 1, 5) : between(random, options.min_questions, options.max_questions);
   if (options.asked_share > 0) num_questions = std::max(1, static_cast<int>(options.asked_share * num_facts + .5));
   num_questions = std::min(num_questions, num_facts);
   const bool test = options.draw != Draw::kTrain;
@@ -129,6 +131,9 @@ data::Document fact_document(uint64_t seed, uint64_t index, const FactOptions& o
     const size_t anywhere = random.below(filler.size() + 1);
     const bool fixed = i == 0 && options.depth >= 0;
     places.push_back({fixed ? static_cast<size_t>(options.depth * static_cast<double>(filler.size()) + .5) : anywhere, i});
+  }
+  if (options.num_tokens == 0) {  // else the questions would follow the order of the facts
+    for (size_t i = places.size(); i > 1; --i) std::swap(places[i - 1], places[random.below(i)]);
   }
   std::stable_sort(places.begin(), places.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
 

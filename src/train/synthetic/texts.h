@@ -43,13 +43,13 @@ class TextPool {
 };
 
 struct FactOptions {
-  int64_t num_tokens = 256;   // of the whole document, about; 0: facts alone
+  int64_t num_tokens = 256;   // of the whole document, about; 0: facts alone, in any order
   int min_facts = 4, max_facts = 7;
   int min_questions = 3, max_questions = 5;
   double asked_share = 0;     // if above 0: this share of the facts is asked instead
   Draw draw = Draw::kTrain;   // kHeldOut: the pair asked is held out, the others are not
   double depth = -1;          // 0 to 1: place of the fact asked about first; else anywhere
-  double bare_share = 0;      // with this probability no filler, 3-8 facts, up to 5 questions
+  double bare_share = 0;      // with this probability no filler, and 3-8 facts with up to 5 questions
 };
 
 // Pure functions of (seed, index, options) and the pool.
