@@ -5,6 +5,9 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <mutex>
+#include <set>
+#include <thread>
 #include <vector>
 
 #include "base/bf16.h"
@@ -45,6 +48,21 @@ TEST(Threads, every_index_is_visited_once) {
     parallel_for_dynamic(count, [&](int64_t i) { visits[i]++; });
     for (const auto& v : visits) EXPECT_EQ(v, 2);
   }
+}
+
+TEST(Threads, the_count_holds_in_every_thread_of_the_program) {
+  const int before = num_threads();
+  set_num_threads(3);
+  std::set<std::thread::id> seen;
+  std::mutex mutex;  // guards seen
+  std::thread([&] {
+    parallel_for(100, [&](int64_t, int64_t) {
+      const std::lock_guard lock(mutex);
+      seen.insert(std::this_thread::get_id());
+    });
+    EXPECT_EQ(seen.size(), static_cast<size_t>(num_threads()));
+  }).join();
+  set_num_threads(before);
 }
 
 TEST(Threads, an_exception_reaches_the_caller) {

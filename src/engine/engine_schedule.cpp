@@ -159,7 +159,9 @@ void Engine::plan_prompts(int64_t budget) {
   for (const Sequence* sequence : brief) for_lengthy -= std::min(sequence->num_pending(), for_lengthy);
   for_lengthy = std::max(for_lengthy, budget - for_brief);
 
-  if (!lengthy.empty()) std::ranges::rotate(lengthy, lengthy.begin() + static_cast<int64_t>(rotation_++ % lengthy.size()));
+  if (!lengthy.empty()) {
+    std::rotate(lengthy.begin(), lengthy.begin() + static_cast<int64_t>(rotation_++ % lengthy.size()), lengthy.end());
+  }
   for (size_t i = 0; i < lengthy.size() && for_lengthy > 0; ++i) {
     const auto left = static_cast<int64_t>(lengthy.size() - i);
     const int64_t share = std::min(std::max<int64_t>(for_lengthy / left, pages_.page_tokens()), for_lengthy);

@@ -120,6 +120,8 @@ void render_engine(MetricsText& out, const EngineMetrics& m) {
   out.counter("m3:spec_drafted_tokens_total", "Tokens guessed by prompt lookup.", m.drafted_tokens);
   out.counter("m3:spec_accepted_tokens_total", "Guesses that were right.", m.accepted_tokens);
   out.counter("m3:cache_evicted_blocks_total", "Cached pages that made room.", m.pages_evicted);
+  out.counter("m3:media_encoded_total", "Pictures and films that went through the vision tower.",
+              m.media_encoded);
   out.counter("m3:media_cache_hits_total", "Pictures and films whose features were there.",
               m.media_cache_hits);
 }

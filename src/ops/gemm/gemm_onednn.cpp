@@ -7,7 +7,12 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <tuple>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include "base/cpu_features.h"
+#include "base/threads.h"
 
 namespace m3 {
 namespace {
@@ -45,9 +50,19 @@ dnnl::engine& engine() {
   return cpu;
 }
 
-// Making a primitive costs far more than a small product; one is kept for each shape.
+// oneDNN starts as many threads as OpenMP's setting of the calling thread says, and a thread that the program starts has
+// the machine's number there, not ours.
+int adopt_num_threads() {
+  const int count = num_threads();
+#ifdef _OPENMP
+  if (omp_get_max_threads() != count) omp_set_num_threads(count);
+#endif
+  return count;
+}
+
+// Making a primitive costs far more than a small product; one is kept for each shape and number of threads.
 dnnl::matmul cached_matmul(const GemmProblem& p, const Shapes& shapes) {
-  using Key = std::tuple<int64_t, int64_t, int64_t, GemmType, GemmType, GemmType, int>;
+  using Key = std::tuple<int64_t, int64_t, int64_t, GemmType, GemmType, GemmType, int, int>;
   static std::mutex mutex;  // guards cache
   static std::map<Key, dnnl::matmul> cache;
   constexpr size_t kMostShapes = 512;
@@ -58,7 +73,8 @@ dnnl::matmul cached_matmul(const GemmProblem& p, const Shapes& shapes) {
                    p.a_type,
                    p.c_type,
                    p.bias_type,
-                   p.a_transposed + 2 * p.b_transposed + 4 * p.accumulate + 8 * has_bias};
+                   p.a_transposed + 2 * p.b_transposed + 4 * p.accumulate + 8 * has_bias,
+                   adopt_num_threads()};
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = cache.find(key);
   if (found != cache.end()) return found->second;
