@@ -1,7 +1,11 @@
 """A scripted server and the unchanged official clients for the tests of this folder."""
+import base64
 import json
 import os
+import pathlib
+import struct
 import subprocess
+import zlib
 
 import anthropic
 import openai
@@ -69,12 +73,13 @@ def claude(server):
     return anthropic.Anthropic(base_url=server, api_key="test-key", max_retries=0)
 
 
+def film():
+    """12 frames of 48 x 64 at 25 a second."""
+    return base64.b64encode((pathlib.Path(__file__).parents[1] / "golden/media/broken/mp4_good.mp4").read_bytes()).decode()
+
+
 def png(width=56, height=56):
     """A plain red picture, without any library."""
-    import base64
-    import struct
-    import zlib
-
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from conftest import png
+from conftest import film, png
 
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Weather of a city",
            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
@@ -97,6 +97,24 @@ def test_chat_images(oai):
     answer = oai.chat.completions.create(model="tiny", messages=user(content))
     assert answer.choices[0].message.content == "Hello there!"
     assert answer.usage.prompt_tokens_details.image_tokens == 4
+
+
+def test_chat_video(oai):
+    def tokens(**options):
+        content = [{"type": "video_url", "video_url": {"url": "data:video/mp4;base64," + film(), **options}}, {"type": "text", "text": "Say hello to"}]
+        answer = oai.chat.completions.create(model="tiny", messages=user(content))
+        assert answer.choices[0].message.content == "Hello there!"
+        details = answer.usage.prompt_tokens_details
+        return details.video_tokens, details.cached_tokens, answer.usage.prompt_tokens
+
+    assert tokens(fps=25)[0] == 24  # 12 frames of 48 x 64: six steps of two, each resized to 56 x 56, four tokens
+    few, _, total = tokens()
+    assert 0 < few < 24, "one frame a second is the default"
+    assert tokens()[1] == total - 1, "the same film is found in the cache"
+    with pytest.raises(openai.BadRequestError) as caught:
+        content = [{"type": "video_url", "video_url": {"url": "data:video/mp4;base64," + png()}}]
+        oai.chat.completions.create(model="tiny", messages=user(content))
+    assert "messages[0].content[0]" in caught.value.param
 
 
 def test_files(oai):
