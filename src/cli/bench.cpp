@@ -13,6 +13,7 @@ const std::vector<Command>& kinds() {
   static const std::vector<Command> list = {
       {"model", "prefill and decode of a whole model", bench_model},
       {"msa", "one attention layer: sparse, full, window, token lists", bench_msa},
+      {"msa-train", "its forward and backward: sparse and full", bench_msa_train},
       {"serve", "load on a running server, and what its clients see", bench_serve},
   };
   return list;

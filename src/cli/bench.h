@@ -12,6 +12,7 @@ namespace m3::cli {
 
 int bench_model(const Args& args);
 int bench_msa(const Args& args);
+int bench_msa_train(const Args& args);
 int bench_serve(const Args& args);
 
 std::vector<int64_t> parse_numbers(const std::string& flag, const std::string& text);  // "512,4096"; throws UsageError
