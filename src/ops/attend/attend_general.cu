@@ -2,8 +2,8 @@
 // head), 32 keys at a time: a lane per key for the logits, a lane per channel for P V, online
 // softmax, all fp32. Not fast: it serves small or unusual geometries and is the oracle of the
 // Hopper paths on large inputs.
-#include <cuda_runtime.h>
-
+#include "hopper/dependent_launch.cuh"
+#include "hopper/fence.cuh"
 #include "ops/attend/attend_cuda.h"
 #include "ops/attend/attend_sm90.h"
 #include "ops/common/msa_device.cuh"
@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(kWarps * 32)
                          const int32_t* count) {
   __shared__ float q[kWarps][kMaxDim];
   const int G = args.geometry.heads_per_group, warp = threadIdx.x / 32;
+  hopper::grid_dependency_wait();
   const int64_t total = int64_t{*count} * G;
   for (int64_t work = int64_t{blockIdx.x} * kWarps + warp; work < total;
        work += int64_t{gridDim.x} * kWarps) {
@@ -162,9 +163,9 @@ void attend_general(const AttendCudaArgs& args, Stream stream) {
 void attend_repair(const AttendCudaArgs& args, const AttendRepairRow* rows, const int32_t* count,
                    Stream stream) {
   constexpr int kCtas = 528;  // 4 per SM; almost always there is nothing to do
-  attend_repair_kernel<<<kCtas, kWarps * 32, 0, static_cast<cudaStream_t>(stream.handle)>>>(
-      args, scale_log2_of(args), rows, count);
-  M3_CUDA_CHECK(cudaGetLastError());
+  hopper::launch_dependent(attend_repair_kernel, kCtas, kWarps * 32, 0,
+                           static_cast<cudaStream_t>(stream.handle), args, scale_log2_of(args),
+                           rows, count);
 }
 
 }  // namespace m3

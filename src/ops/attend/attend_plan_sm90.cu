@@ -8,6 +8,7 @@
 // results do not, because every pair is computed on its own and merged in list order.
 #include <algorithm>
 
+#include "hopper/fence.cuh"
 #include "ops/attend/attend_sm90.cuh"
 #include "ops/common/cta_scan.cuh"
 
@@ -28,6 +29,7 @@ __global__ void __launch_bounds__(1024) setup_kernel(const Params p) {
   __shared__ int scratch[32];
   __shared__ int carry[2];
   const int tid = threadIdx.x;
+  grid_dependency_launch();  // without pairs the tile kernel's CTAs may take their places
   if (tid < 2) carry[tid] = 0;
   __syncthreads();
   for (int base = 0; base < p.batch.num_seqs; base += 1024) {

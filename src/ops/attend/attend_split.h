@@ -14,7 +14,7 @@ constexpr int kAttendMaxSplitUnits = 1056;  // of a call
 constexpr int kAttendMaxSms = 160;          // the workspace is sized without a device
 
 // CTA c has the parts [begin(c), begin(c + 1)) of all units' parts, at least two, so that the CTAs
-// with a piece of one unit are consecutive. A piece of a unit that is not whole has the place
+// with a piece of one unit are consecutive, and at most kAttendTileParts / 2 + 1. A piece of a unit that is not whole has the place
 // unit + CTA: both only grow, so no two have the same.
 struct AttendShares {
   int all, ctas;

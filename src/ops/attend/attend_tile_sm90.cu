@@ -17,6 +17,7 @@
 // the 8 queries) = 224 KB; 128-byte swizzle. Work: 4 * 128 * 128 * 128 FLOP per 64 KB of K and V.
 #include <algorithm>
 
+#include "hopper/dependent_launch.cuh"
 #include "hopper/fence.cuh"
 #include "hopper/tma.cuh"
 #include "ops/attend/attend_sm90.cuh"
@@ -238,7 +239,8 @@ __device__ __forceinline__ void plan_tiles(const Params& p, Shared<kTopk>& share
   const int first_tile = p.chunk * p.chunk_tiles;
   const int tiles = max(0, min(p.chunk_tiles, p.ws.counters[AttendWorkspace::kTiles] - first_tile));
   int32_t* next_unit = p.ws.counters + AttendWorkspace::kPerChunk + 2 * p.chunk;
-  const AttendShares shares(kSplit ? max(1, tiles * p.groups) : 1, static_cast<int>(gridDim.x));
+  const AttendShares shares(kSplit ? max(1, tiles * p.groups) : 1,
+                            static_cast<int>(gridDim.x));
   const int cta = static_cast<int>(blockIdx.x);
   int part = kSplit ? shares.begin(cta) : 0;
   const int end_part = !kSplit || tiles == 0 ? part : shares.begin(cta + 1);
@@ -417,30 +419,40 @@ struct RowState {
 // be scaled. Returns true if it did; then `old` holds the factors.
 constexpr float kSlack = 8;
 
-__device__ __forceinline__ bool softmax_step(float (&s)[64], RowState& state, float (&old)[2],
-                                             float scale_log2) {
-  float top[2][2];
+// The largest logit of both rows of a lane's quad, or something below it: where all logits of a row
+// are negative, the order of their bits as integers is the reverse. That is good enough as a
+// reference point, and integers have a maximum of three.
+__device__ __forceinline__ void rows_maximum(const float (&s)[64], float (&best)[2]) {
+  int top[2][2];
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) top[row][i] = fmaxf(s[4 * i + 2 * row], s[4 * i + 2 * row + 1]);
-  }
-#pragma unroll
-  for (int j = 8; j < 64; j += 4) {
+  for (int j = 0; j < 64; j += 4) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float& t = top[row][j / 4 % 2];
-      t = fmaxf(t, fmaxf(s[j + 2 * row], s[j + 2 * row + 1]));
+      int& t = top[row][j / 4 % 2];
+      const int x = __float_as_int(s[j + 2 * row]), y = __float_as_int(s[j + 2 * row + 1]);
+      t = j < 8 ? max(x, y) : max(t, max(x, y));
     }
   }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    int here = max(top[row][0], top[row][1]);
+#pragma unroll
+    for (int step = 1; step <= 2; ++step)
+      here = max(here, __shfl_xor_sync(0xffffffffu, here, step));
+    best[row] = __int_as_float(here);
+  }
+}
+
+// kExact: the true maxima, for a row that may have nothing summed yet.
+template <bool kExact>
+__device__ __forceinline__ bool softmax_step(float (&s)[64], RowState& state, float (&old)[2],
+                                             float scale_log2) {
   float best[2];
+  if constexpr (kExact) {
 #pragma unroll
-  for (int row = 0; row < 2; ++row) best[row] = fmaxf(top[row][0], top[row][1]);
-#pragma unroll
-  for (int step = 1; step <= 2; ++step) {
-#pragma unroll
-    for (int row = 0; row < 2; ++row)
-      best[row] = fmaxf(best[row], __shfl_xor_sync(0xffffffffu, best[row], step));
+    for (int row = 0; row < 2; ++row) best[row] = row_maximum(s, row);
+  } else {
+    rows_maximum(s, best);
   }
   const bool grows = (best[0] - state.maximum[0]) * scale_log2 > kSlack ||
                      (best[1] - state.maximum[1]) * scale_log2 > kSlack;
@@ -570,31 +582,51 @@ __device__ __forceinline__ bool join_pieces(const Params& p, const TileWork& wor
   if (__shfl_sync(0xffffffffu, done, 0) < kAttendTileParts) return false;
   __threadfence();
 
+  // All maxima are on their way together, and each piece while the one before is added.
+  constexpr int kMost = kAttendTileParts / 2 + 1;  // pieces of a unit
   const int64_t first = int64_t{work.unit + work.ctas[0]} * kQueries + query;
   const int count = work.ctas[1] - work.ctas[0] + 1;
-  const auto ml_of = [&](int i, int row) {
-    return __ldcg(p.ws.piece_ml + (first + i * kQueries) * kHeads + lane / 4 + 8 * row);
-  };
-  float top[2] = {-INFINITY, -INFINITY};
-  for (int i = 0; i < count; ++i) {
+  float2 ml[kMost][2];
+  float weight[kMost][2];
 #pragma unroll
-    for (int row = 0; row < 2; ++row) top[row] = fmaxf(top[row], ml_of(i, row).x);
-  }
-#pragma unroll
-  for (int row = 0; row < 2; ++row) state.maximum[row] = top[row], state.sum[row] = 0;
-#pragma unroll
-  for (int j = 0; j < 64; ++j) o[j] = 0;
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    float weight[2];
+  for (int i = 0; i < kMost; ++i) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const float2 ml = ml_of(i, row);  // -inf: no block of the piece was the query's
-      weight[row] = ml.x == -INFINITY ? 0.0f : exp2_approx((ml.x - top[row]) * p.scale_log2);
-      if (lane % 4 == 0) state.sum[row] = fmaf(ml.y, weight[row], state.sum[row]);
+      const float2* from = p.ws.piece_ml + (first + i * kQueries) * kHeads + lane / 4 + 8 * row;
+      ml[i][row] = i < count ? __ldcg(from) : make_float2(-INFINITY, 0);
     }
-    const uint4* from = p.ws.piece_o + (first + i * kQueries) * 256 + lane;
-    add_partial(o, [&](int word) { return __ldcg(from + word * 32); }, weight);
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float top = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) top = fmaxf(top, ml[i][row].x);
+    state.maximum[row] = top;
+    state.sum[row] = 0;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {  // -inf: no block of the piece was the query's
+      weight[i][row] =
+          ml[i][row].x == -INFINITY ? 0.0f : exp2_approx((ml[i][row].x - top) * p.scale_log2);
+      if (lane % 4 == 0) state.sum[row] = fmaf(ml[i][row].y, weight[i][row], state.sum[row]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 64; ++j) o[j] = 0;
+  uint4 next[8];
+  const auto fetch = [&](int i) {
+#pragma unroll
+    for (int word = 0; word < 8; ++word)
+      next[word] = __ldcg(p.ws.piece_o + (first + i * kQueries) * 256 + word * 32 + lane);
+  };
+  fetch(0);
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    if (i >= count) break;
+    uint4 words[8];
+#pragma unroll
+    for (int word = 0; word < 8; ++word) words[word] = next[word];
+    if (i + 1 < count) fetch(i + 1);
+    add_partial(o, [&](int word) { return words[word]; }, weight[i]);
   }
   return true;
 }
@@ -667,14 +699,12 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
       skip(static_cast<int>(word >> kSkipShift));
       keys = take();
     };
-    const auto softmax = [&] {  // false: nothing to scale
-      return (word >> warp % 4 & 1) != 0 && softmax_step(s, state, old, p.scale_log2);
-    };
+    const auto wanted = [&] { return (word >> warp % 4 & 1) != 0; };  // by this warp's query
     const auto rescale = [&] {
 #pragma unroll
       for (int j = 0; j < 64; ++j) o[j] *= old[j / 2 % 2];
     };
-    const auto pack = [&] { pack_weights(s, weights, word >> warp % 4 & 1 ? 0xffffffffu : 0u); };
+    const auto pack = [&] { pack_weights(s, weights, wanted() ? 0xffffffffu : 0u); };
 
     while (index < num_wanted) {
       take_next();
@@ -697,7 +727,7 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
           if (8 * (j / 4) + 2 * (lane % 4) + j % 2 > limit) s[j] = -INFINITY;
         }
       }
-      if (softmax()) rescale();
+      if (wanted() && softmax_step<true>(s, state, old, p.scale_log2)) rescale();
       pack();
       while ((word & kRunEnd) == 0) {
         const RingPlace last = values;
@@ -710,7 +740,7 @@ __device__ __forceinline__ void consume(const Params& p, Shared<kTopk>& shared, 
         wgmma_wait<1>();
         wgmma_pin(s);
         release(keys);
-        const bool moved = softmax();
+        const bool moved = wanted() && softmax_step<false>(s, state, old, p.scale_log2);
         wgmma_wait<0>();
         wgmma_pin(o);
         release(last);
@@ -801,6 +831,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     mbarrier_init_fence();
   }
   __syncthreads();
+  grid_dependency_wait();
   if (tid < 128) {  // 128 x 56 + 256 x 224 registers: as many as the launch gives, 384 x 168
     registers_decrease<56>();
     if (tid < 32) {
@@ -834,9 +865,8 @@ void launch(const AttendCudaArgs& a, int threshold, int chunk, const AttendSizes
   M3_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      sizeof(Shared<kTopk>)));
   const int ctas = kSplit ? std::min(sm_count(), kAttendMaxSms) : sm_count();
-  kernel<<<ctas, kThreads, sizeof(Shared<kTopk>), stream>>>(
-      query_map(a, kQueries), kv_map(a, a.k), kv_map(a, a.v), p);
-  M3_CUDA_CHECK(cudaGetLastError());
+  launch_dependent(kernel, ctas, kThreads, sizeof(Shared<kTopk>), stream, query_map(a, kQueries),
+                   kv_map(a, a.k), kv_map(a, a.v), p);
 }
 
 template <bool kSplit>
@@ -860,7 +890,8 @@ void attend_tiles(const AttendCudaArgs& args, int threshold, int chunk, const At
 void attend_sm90(const AttendCudaArgs& args, int threshold, bool split, Stream stream) {
   const AttendSizes sizes = attend_sizes(args.geometry, args.batch, threshold, split);
   M3_CHECK(!split || (threshold == 1 && sizes.max_tiles * args.geometry.groups <= sizes.split_units),
-           "attend: {} tiles of {} groups and threshold {} cannot be split, want at most {} and 1",
+           "attend: {} tiles x {} groups with threshold {} cannot be split, want at most {} of them "
+           "and threshold 1",
            sizes.max_tiles, args.geometry.groups, threshold, kAttendMaxSplitUnits);
   const AttendWorkspace ws =
       attend_make_workspace(args.geometry, args.batch, threshold, split, args.workspace);

@@ -3,12 +3,15 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "hopper/fence.cuh"
 #include "ops/common/cta_scan.cuh"
 #include "ops/common/msa_device.cuh"
 #include "ops/index_select/topk_list.cuh"
 #include "tensor/cuda_check.h"
 
 namespace m3::index_prefill {
+
+using namespace hopper;
 
 constexpr int kDim = 128, kBlock = 128;
 constexpr int kTileRows = 256;
@@ -78,6 +81,7 @@ static __global__ void __launch_bounds__(1024)
   __shared__ unsigned long long total_blocks;
   __shared__ int num_items, num_lists, num_merges;
   const int tid = threadIdx.x;
+  grid_dependency_launch();  // the scan's CTAs may take their places
   bucket[tid] = 0;
   if (tid == 0) {
     total_blocks = 0;

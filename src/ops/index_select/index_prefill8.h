@@ -5,13 +5,13 @@
 //   rescore  (candidates = 24, 32 or 64) the best history blocks by the 8-bit scores, whose lower
 //            13 bits or more make room for the block id, get their bf16 scores; the best K - 1 of
 //            these are chosen
-//   exact    (candidates = 64, `uncertified` present) rescore, with a certificate per row: the 8-bit
-//            score of the last candidate + bound is below the bf16 score of the last chosen block.
-//            Tiles of 256 rows with a row that has none are scanned again in bf16, so the ids equal
-//            those of the bf16 path.
+//   exact    (candidates = 64, `uncertified` present) the candidates are the blocks with the largest
+//            upper bounds of their bf16 scores. A row has a certificate if the last candidate's bound
+//            is below the bf16 score of the last chosen block. Tiles of 256 rows with a row that has
+//            none are scanned again in bf16, so the ids equal those of the bf16 path.
 //
-// The bound (msa.md §12): |qi| e + |q8 - qi| (n + e) + 2^-14 |qi| n with the largest error e and
-// norm n of the sequence's complete pages; the last term covers the order of the fp32 sums.
+// The bound of block b (msa.md §12): its 8-bit score in true scale + |qi| e_b + |q8 - qi| (n_b + e_b)
+// + 2^-13 |qi| n_b; the last term covers the order of the fp32 sums and the bound's own roundings.
 // Queries are quantised to int8 per row; their scale is left out of the scores, whose order it does
 // not change. Keys: codes and page scales of index_keys8.h, complete for every history block.
 // Paged, X = B = 128, K = 16, one forced local block; ids ascend as in index_select.h. No call

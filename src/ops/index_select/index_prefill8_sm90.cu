@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "hopper/dependent_launch.cuh"
 #include "hopper/fence.cuh"
 #include "hopper/matrix.cuh"
 #include "hopper/tensor_map.h"
@@ -36,11 +37,12 @@ constexpr int kStages = 8, kQueryBuffers = 2;
 constexpr int kKeyBytes = kBlock * kDim, kQueryBytes = kTileRows * kDim;  // int8
 constexpr int kSmemBytes = kQueryBuffers * kQueryBytes + kStages * kKeyBytes + 1024;
 constexpr int kScanThreads = 384;
-constexpr int kChunkQueries = 32768;
+constexpr int kChunkQueries = 33792;  // at 4 groups 4 tiles for each of 132 SMs: whole waves
 constexpr int kItemPairs = 256;
 constexpr int kMaxIdBits = 17;
 constexpr int kExactCandidates = 64;
 constexpr uint32_t kAll = 0xffffffffu;
+constexpr int kCountStride = 8;  // a counter a sector: neighbouring pages are counted together
 constexpr float kUp = 1.0f + 0x1p-16f;  // over the rounding of a sum of 128 squares in fp32
 
 struct RescoreItem {
@@ -56,11 +58,11 @@ struct Workspace : Schedule {
   int32_t* place;      // [rows, C]: of the pair among its page's
   int32_t* pairs;      // [rows * C]: row * C + slot, sorted by page
   float* score;        // [rows, C]: in bf16
-  int32_t* page_begin;  // [pages]: counts, then first pair
+  int32_t* count;       // [pages * kCountStride]
+  int32_t* page_begin;  // [pages]: first pair
   RescoreItem* rescore_items;
   int32_t* num_rescore_items;
-  float4* query_stat;   // [rows]: scale, |qi|, |q8 - qi| (exact)
-  float2* key_bound;    // [N]: largest error_P and norm_P of a sequence's complete pages (exact)
+  float4* query_stat;   // [rows]: scale, and what error_P and norm_P add to a score (exact)
   int32_t* tile_flags;  // [tile numbers]: 1: has a row without a certificate (exact)
   void* bf16;           // of the second scan (exact)
   void* end;
@@ -208,7 +210,10 @@ __global__ void __launch_bounds__(256) quantise_kernel(const Params p, int num_r
     norm2 += __shfl_xor_sync(kAll, norm2, step);
     error2 += __shfl_xor_sync(kAll, error2, step);
   }
-  if (lane == 0) p.ws.query_stat[local] = {scale, sqrtf(norm2) * kUp, sqrtf(error2) * kUp, 0};
+  if (lane == 0) {
+    const float norm = sqrtf(norm2) * kUp, error = sqrtf(error2) * kUp;
+    p.ws.query_stat[local] = {scale, (norm + error) / scale, (error + 0x1p-13f * norm) / scale, 0};
+  }
 }
 
 // --- scan
@@ -243,7 +248,7 @@ __device__ __forceinline__ void reduce_rows(const int32_t (&acc)[64], int& upper
 __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& query_map,
                                         const CUtensorMap& key_map, char* smem_query,
                                         char* smem_keys, ScanBarriers& bars, ScanItem* slots,
-                                        float* stage_scale, int lane) {
+                                        float4* stage_key, int lane) {
   const int num_items = p.ws.counters[0];
   int step = 0;
   for (int round = 0;; ++round) {
@@ -272,15 +277,17 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& quer
     for (int top = item.last_block; top > item.first_block; top -= 32) {
       const int mine = top - 1 - lane;
       const int page = mine >= item.first_block ? pages[mine] : 0;
-      const float scale = p.keys.scale_P[page];
+      float4 key = {p.keys.scale_P[page], 0, 0, 0};
+      if (p.uncertified != nullptr) key.y = p.keys.error_P[page], key.z = p.keys.norm_P[page];
       const int count = min(32, top - item.first_block);
       for (int j = 0; j < count; ++j, ++step) {
         const int key_page = __shfl_sync(kAll, page, j);
-        const float key_scale = __shfl_sync(kAll, scale, j);
+        const float4 its = {__shfl_sync(kAll, key.x, j), __shfl_sync(kAll, key.y, j),
+                            __shfl_sync(kAll, key.z, j), 0};
         if (lane == 0) {
           const int stage = step % kStages;
           mbarrier_wait(&bars.key_empty[stage], (step / kStages & 1) ^ 1);
-          stage_scale[stage] = key_scale;
+          stage_key[stage] = its;
           mbarrier_arrive_expect_tx(&bars.key_full[stage], kKeyBytes);
           tma_load(smem_keys + stage * kKeyBytes, &key_map, &bars.key_full[stage], 0,
                    key_page * kBlock);
@@ -294,9 +301,10 @@ __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& quer
 template <int kCandidates>
 __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
                                         const char* smem_keys, ScanBarriers& bars,
-                                        const ScanItem* slots, const float* stage_scale,
+                                        const ScanItem* slots, const float4* stage_key,
                                         int consumer, int warp, int lane) {
   using List = typename ListOf<kCandidates>::Type;
+  constexpr bool kBounds = kCandidates == kExactCandidates;  // zero where they are not wanted
   const bool lower_row = lane & 1, second_tile = lane & 2;
   const int my_row =
       consumer * 128 + (second_tile ? 64 : 0) + warp % 4 * 16 + lane / 4 + (lower_row ? 8 : 0);
@@ -313,6 +321,12 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
     const int position = seq.first_position + flat_row / p.groups;
     const int own = live && position >= 0 ? position / kBlock : -1;
 
+    float query_error = 0, query_norm = 0;
+    if (kBounds && live && p.uncertified != nullptr) {
+      const float4 stat =
+          p.ws.query_stat[seq.q_begin * p.groups + flat_row - p.first_row];
+      query_error = stat.y, query_norm = stat.z;
+    }
     List list;
     list.clear(p.id_bits);
     const uint64_t query_descriptor =
@@ -325,7 +339,13 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
       issue_scores(acc0, query_descriptor, keys);
       issue_scores(acc1, descriptor_advance(query_descriptor, 64 * kDim), keys);
       // One lane reads: it is the one that gives the stage back.
-      const float scale = __shfl_sync(kAll, lane == 0 ? stage_scale[stage] : 0.0f, 0);
+      float4 key = {0, 0, 0, 0};
+      if (lane == 0) key = stage_key[stage];
+      key.x = __shfl_sync(kAll, key.x, 0);
+      if constexpr (kBounds) {
+        key.y = __shfl_sync(kAll, key.y, 0);
+        key.z = __shfl_sync(kAll, key.z, 0);
+      }
       int upper0, lower0, upper1, lower1;
       wgmma_wait<1>();
       wgmma_pin(acc0);
@@ -341,7 +361,9 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
       const int row1 = max(lower_row ? lower1 : upper1, give1);
       const int other = __shfl_xor_sync(kAll, second_tile ? row0 : row1, 2);
       const int best = max(second_tile ? row1 : row0, other);
-      if (block < own) list.add(scale * static_cast<float>(best) + 0.0f, block);
+      float score = key.x * static_cast<float>(best) + 0.0f;
+      if constexpr (kBounds) score = fmaf(query_error, key.y, fmaf(query_norm, key.z, score));
+      if (block < own) list.add(score, block);
     }
     mbarrier_arrive(&bars.query_empty[buffer]);
 
@@ -370,7 +392,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   char* const smem_keys = smem + kQueryBuffers * kQueryBytes;
   __shared__ ScanBarriers bars;
   __shared__ ScanItem slots[kQueryBuffers];
-  __shared__ float stage_scale[kStages];
+  __shared__ float4 stage_key[kStages];
   const int tid = threadIdx.x;
   if (tid == 0) {
     for (int i = 0; i < kQueryBuffers; ++i) {
@@ -384,13 +406,14 @@ __global__ void __launch_bounds__(kScanThreads, 1)
     mbarrier_init_fence();
   }
   __syncthreads();
+  grid_dependency_wait();
   if (tid < 128) {
     registers_decrease<40>();
     if (tid < 32)
-      produce(p, query_map, key_map, smem, smem_keys, bars, slots, stage_scale, tid);
+      produce(p, query_map, key_map, smem, smem_keys, bars, slots, stage_key, tid);
   } else {
     registers_increase<232>();
-    consume<kCandidates>(p, smem, smem_keys, bars, slots, stage_scale, tid / 128 - 1, tid / 32,
+    consume<kCandidates>(p, smem, smem_keys, bars, slots, stage_key, tid / 128 - 1, tid / 32,
                          tid % 32);
   }
 }
@@ -418,6 +441,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const Params p)
   __shared__ Entry heads[kMergeWarps][32 * kStride];
   const int lane = threadIdx.x % 32;
   Entry* mine = heads[threadIdx.x / 32] + lane * kStride;
+  grid_dependency_wait();
   const int num_rows = p.ws.counters[3] * kTileRows;
   for (int work = (blockIdx.x * 32 * kMergeWarps + threadIdx.x) / 32; work < num_rows;
        work += gridDim.x * kMergeWarps) {
@@ -492,7 +516,7 @@ __global__ void __launch_bounds__(256) count_kernel(const Params p, int num_rows
   const int local = (blockIdx.x * 256 + threadIdx.x) / 32;
   if (local >= num_rows) return;
   each_candidate<kCandidates>(p, local, threadIdx.x % 32, [&](int64_t pair, int page) {
-    p.ws.place[pair] = atomicAdd(&p.ws.page_begin[page], 1);
+    p.ws.place[pair] = atomicAdd(&p.ws.count[page * kCountStride], 1);
   });
 }
 
@@ -503,7 +527,7 @@ __global__ void __launch_bounds__(1024) place_kernel(const Params p) {
   int pairs = 0, items = 0;
   for (int base = 0; base < p.num_pages; base += 1024) {
     const int page = base + tid;
-    const int count = page < p.num_pages ? p.ws.page_begin[page] : 0;
+    const int count = page < p.num_pages ? p.ws.count[page * kCountStride] : 0;
     const int cuts = (count + kItemPairs - 1) / kItemPairs;
     const int pairs_end = cta_scan_1024(count, scratch), items_end = cta_scan_1024(cuts, scratch);
     const int first = pairs + pairs_end - count;
@@ -537,11 +561,12 @@ constexpr int kHalfPageBytes = kBlock * 128, kPageBytes = 2 * kHalfPageBytes;
 constexpr int kRescoreSmemBytes = kPageBytes + 1024;
 
 template <int kCandidates>
-__global__ void __launch_bounds__(kRescoreThreads, 3)
+__global__ void __launch_bounds__(kRescoreThreads, kRescoreCtas)
     rescore_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ Params p) {
   extern __shared__ char smem_raw[];
   char* const keys = smem_raw + ((1024 - smem_address(smem_raw) % 1024) % 1024);
   __shared__ uint64_t full;
+  __shared__ int32_t item_pairs[kItemPairs];
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
   if (tid == 0) {
     mbarrier_init(&full, 1);
@@ -561,14 +586,16 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
       tma_load(keys, &x_map, &full, 0, item.page * kBlock);
       tma_load(keys + kHalfPageBytes, &x_map, &full, 64, item.page * kBlock);
     }
+    for (int i = tid; i < kItemPairs; i += kRescoreThreads)
+      item_pairs[i] = i < item.count ? p.ws.pairs[item.begin + i] : -1;
+    __syncthreads();
     for (int base = 0; base < item.count; base += 64) {
       uint32_t a[kDim / 16][4];
       int pair[2];
       const uint32_t* query[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int at = base + 16 * warp + lane / 4 + 8 * half;
-        pair[half] = at < item.count ? p.ws.pairs[item.begin + at] : -1;
+        pair[half] = item_pairs[base + 16 * warp + lane / 4 + 8 * half];
         query[half] = queries + int64_t{max(pair[half], 0) / kCandidates} * (kDim / 2);
       }
 #pragma unroll
@@ -605,44 +632,14 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
 
 // --- choose: a warp per row
 
-// Per sequence, what bounds the errors of its keys.
-__global__ void __launch_bounds__(256) key_bound_kernel(const Params p) {
-  __shared__ float2 best[8];
-  const MsaSequence seq = msa_sequence(p.batch, blockIdx.x);
-  float2 largest = {0, 0};
-  for (int b = threadIdx.x; b < seq.k_len / kBlock; b += 256) {
-    const int page = p.batch.page_table[seq.index * p.batch.max_pages + b];
-    largest.x = fmaxf(largest.x, p.keys.error_P[page]);
-    largest.y = fmaxf(largest.y, p.keys.norm_P[page]);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    largest.x = fmaxf(largest.x, __shfl_xor_sync(kAll, largest.x, step));
-    largest.y = fmaxf(largest.y, __shfl_xor_sync(kAll, largest.y, step));
-  }
-  if (threadIdx.x % 32 == 0) best[threadIdx.x / 32] = largest;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int w = 1; w < 8; ++w) {
-      largest.x = fmaxf(largest.x, best[w].x);
-      largest.y = fmaxf(largest.y, best[w].y);
-    }
-    p.ws.key_bound[seq.index] = largest;
-  }
-}
-
 // No block that is no candidate can have a bf16 score of `last` or more. See index_prefill8.h.
 template <int kCandidates>
-__device__ __forceinline__ bool is_certified(const Params& p, const Row& row, int local,
-                                             float last) {
+__device__ __forceinline__ bool is_certified(const Params& p, int local, float last) {
   using List = typename ListOf<kCandidates>::Type;
   const auto worst = static_cast<const typename List::Entry*>(
       p.ws.candidates)[int64_t{local} * kCandidates + kCandidates - 1];
   if (worst == 0) return true;  // every block was a candidate
-  const float4 query = p.ws.query_stat[local];
-  const float2 key = p.ws.key_bound[row.seq.index];
-  const float error = query.y * key.x + query.z * (key.y + key.x) + 0x1p-14f * query.y * key.y;
-  return query.x * List::largest_score(worst, p.id_bits) + error < last;
+  return p.ws.query_stat[local].x * List::largest_score(worst, p.id_bits) < last;
 }
 
 template <int kCandidates>
@@ -699,7 +696,7 @@ __global__ void __launch_bounds__(256) choose_kernel(const Params p, int num_row
     if (chosen[i]) ids[place[i]] = id[i];
     if constexpr (kRescored) {
       if (p.uncertified != nullptr && chosen[i] && rank[i] == kTopk - 2 &&
-          !is_certified<kCandidates>(p, row, local, score[i])) {
+          !is_certified<kCandidates>(p, local, score[i])) {
         const int row0 = row.seq.q_begin * p.groups, at = p.first_row + local;
         const int tile0 = row0 + (at - row0) / kTileRows * kTileRows;
         p.ws.tile_flags[tile_number(tile0, row.seq.index)] = 1;
@@ -749,6 +746,7 @@ Workspace make_workspace(const MsaGeometry& g, const MsaBatch& batch, int64_t nu
   take(ws.place, pairs * 4);
   take(ws.pairs, pairs * 4);
   take(ws.score, pairs * 4);
+  take(ws.count, num_pages * kCountStride * 4);
   take(ws.page_begin, num_pages * 4);
   take(ws.rescore_items,
        (pairs / kItemPairs + std::min(pairs, num_pages) + 1) * sizeof(RescoreItem));
@@ -756,7 +754,6 @@ Workspace make_workspace(const MsaGeometry& g, const MsaBatch& batch, int64_t nu
   ws.end = at;
   if (candidates < kExactCandidates) return ws;
   take(ws.query_stat, rows * sizeof(float4));
-  take(ws.key_bound, batch.num_seqs * sizeof(float2));
   take(ws.tile_flags, num_tiles(g, batch) * 4);
   take(ws.bf16, index_select_sm90_workspace_bytes(g, batch));
   ws.end = at;
@@ -791,7 +788,6 @@ void run(const IndexPrefill8Params& a, cudaStream_t stream) {
     M3_CUDA_CHECK(cudaMemsetAsync(a.uncertified, 0, 4, stream));
     M3_CUDA_CHECK(
         cudaMemsetAsync(p.ws.tile_flags, 0, num_tiles(a.geometry, a.batch) * 4, stream));
-    key_bound_kernel<<<static_cast<unsigned>(a.batch.num_seqs), 256, 0, stream>>>(p);
   }
   const unsigned row_ctas = static_cast<unsigned>((buffer_rows + 7) / 8);  // a warp per row
   for (int64_t first = 0; first < total; first += rows) {
@@ -800,8 +796,8 @@ void run(const IndexPrefill8Params& a, cudaStream_t stream) {
     quantise_kernel<<<row_ctas, 256, 0, stream>>>(p, buffer_rows);
     schedule_kernel<<<1, 1024, 0, stream>>>(a.batch, R, kTopk, sms, p.first_row, p.end_row,
                                               nullptr, p.ws);
-    scan<<<sms, kScanThreads, kSmemBytes, stream>>>(query_map, key_map, p);
-    merge_kernel<kCandidates><<<sms * 4, 32 * kMergeWarps, 0, stream>>>(p);
+    launch_dependent(scan, sms, kScanThreads, kSmemBytes, stream, query_map, key_map, p);
+    launch_dependent(merge_kernel<kCandidates>, sms * 4, 32 * kMergeWarps, 0, stream, p);
     if constexpr (kCandidates >= kTopk) {
       const CUtensorMap x_map = tensor_map_create(
           a.x_PBX, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -809,7 +805,8 @@ void run(const IndexPrefill8Params& a, cudaStream_t stream) {
       const auto rescore = rescore_kernel<kCandidates>;
       M3_CUDA_CHECK(cudaFuncSetAttribute(rescore, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          kRescoreSmemBytes));
-      M3_CUDA_CHECK(cudaMemsetAsync(p.ws.page_begin, 0, a.num_pages * 4, stream));
+      M3_CUDA_CHECK(
+          cudaMemsetAsync(p.ws.count, 0, a.num_pages * kCountStride * 4, stream));
       count_kernel<kCandidates><<<row_ctas, 256, 0, stream>>>(p, buffer_rows);
       place_kernel<<<1, 1024, 0, stream>>>(p);
       scatter_kernel<kCandidates><<<row_ctas, 256, 0, stream>>>(p, buffer_rows);

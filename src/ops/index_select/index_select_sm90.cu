@@ -16,6 +16,7 @@
 // about 2100 clocks.
 #include <climits>
 
+#include "hopper/dependent_launch.cuh"
 #include "hopper/fence.cuh"
 #include "hopper/tensor_map.h"
 #include "hopper/tma.cuh"
@@ -109,6 +110,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
     mbarrier_init_fence();
   }
   __syncthreads();
+  grid_dependency_wait();
   const int num_items = ws.counters[0];
 
   if (warpgroup == 0) {
@@ -233,6 +235,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   __shared__ int2 heads[kMergeThreads / 32][32 * kStride];
   const int lane = threadIdx.x % 32;
   int2* mine = heads[threadIdx.x / 32] + lane * kStride;
+  grid_dependency_wait();
   const int num_rows = ws.counters[3] * kTileRows, num_warps = gridDim.x * (kMergeThreads / 32);
   for (int work = (blockIdx.x * kMergeThreads + threadIdx.x) / 32; work < num_rows;
        work += num_warps) {
@@ -324,8 +327,10 @@ void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
   M3_CUDA_CHECK(
       cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
   schedule_kernel<<<1, 1024, 0, stream>>>(a.batch, R, kTopk, sms, 0, INT_MAX, a.tile_flags, ws);
-  scan<<<sms, kScanThreads, kSmemBytes, stream>>>(query_map, key_map, a.batch, R, a.ids_RTK, ws);
-  merge_kernel<kTopk><<<sms * 4, kMergeThreads, 0, stream>>>(a.batch, R, a.ids_RTK, ws);
+  launch_dependent(scan, sms, kScanThreads, kSmemBytes, stream, query_map, key_map, a.batch, R,
+                   a.ids_RTK, ws);
+  launch_dependent(merge_kernel<kTopk>, sms * 4, kMergeThreads, 0, stream, a.batch, R, a.ids_RTK,
+                   ws);
   M3_CUDA_CHECK(cudaGetLastError());
 }
 
