@@ -60,6 +60,7 @@ for what in $steps; do
         sanitize $tool attend_decode "$ops/test_attend_cuda" 'Cuda/AttendDecodeCluster.BorderLengths*/0'
         sanitize $tool index_select "$ops/test_index_select_cuda" 'IndexSelectCuda.operator*'
         sanitize $tool index_decode "$ops/test_index_select_cuda" 'IndexKeys8Cuda.*:IndexDecode8Cuda.Scores*'
+        sanitize $tool index_prefill8 "$ops/test_index_select_cuda" 'IndexPrefill8Cuda.small*'
         sanitize $tool cache_append "$ops/test_cache_append_cuda" '*'
         sanitize $tool vit_attend "$ops/test_vit_attend_cuda" '*'
       done ;;
@@ -68,7 +69,12 @@ for what in $steps; do
       prefill=$build/benchmarks/bench_cuda_msa_prefill decode=$build/benchmarks/bench_cuda_msa_decode
       step 300 msa_prefill "$prefill" --rounds 20 --paths hybrid \
         --only 2048,4096,6144,8192,16384,32768,65536,131072,300+131072,dense:2048,dense:4096,dense:6144,dense:8192,dense:32768
+      step 300 msa_prefill_short "$prefill" --rounds 20 --paths tile,hybrid,split \
+        --only 40+60000,100+131072,182+17500,300+131072,338+74000,151+140000/176+126000,640+131072,1000+131072
       step 300 msa_prefill_long "$prefill" --rounds 3 --paths hybrid --only 524288,1048576
+      step 300 msa_prefill_int8 "$prefill" --rounds 10 --paths hybrid --index8 15,32,exact --only 32768,131072
+      step 300 msa_prefill_int8_long "$prefill" --rounds 3 --rho 0.99 --paths hybrid --index8 15,32,exact \
+        --only 524288,1048576
       step 300 msa_prefill_mix "$build/m3" bench msa --device cuda --workload benchmarks/workloads/prefill_shapes.json \
         --rho 0.99 --runs 15 --attention msa --json "$out/msa_prefill_mix.json"
       step 300 msa_decode "$decode" --rounds 20
