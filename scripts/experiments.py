@@ -150,7 +150,7 @@ def results_of(run, losses):
     selection = [s for r in records[-len(last):] for s in r.get("selection", [])]
     for key in ("captured", "oracle", "block_recall", "score_recall"):
         values = [s[key] for s in selection if key in s]
-        if values and not run.keys.get("eval_attention"):
+        if values:
             out[f"selection: {key}"] = {"value": statistics.mean(values), "unit": "", "chance": None}
     totals = {"FLOP": sum(r["speed"]["flops"] for r in records), "tokens": sum(r["data"]["tokens"] for r in records),
               "vision tokens": sum(r["data"]["media_tokens"] for r in records)}

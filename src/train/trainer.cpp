@@ -276,7 +276,8 @@ void Trainer::run_micro_batches(const Batch& batch, StepReport& report) {
           return mean_length(a) < mean_length(b);
         });
     report.layers = probe_activity(*model_, longest->micro_batch(), kProbeQueries);
-    if (teaches_index(model_->options().stage))
+    const TrainStage stage = model_->options().stage;
+    if (stage == TrainStage::kWarmup || stage == TrainStage::kSparse)
       report.selection = probe_selection(*model_, longest->micro_batch(), kProbeQueries);
   }
 }
