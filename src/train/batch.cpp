@@ -109,20 +109,19 @@ class BatchMaker::Sources {
     const SourceConfig& source = config_.sources[i];
     if (source.family == Family::kText) return rows_[i]->sample(position);
     if (source.family == Family::kShards) return streams_[i]->next();
-    return builder_->build(make_document(source, seeds_[i], static_cast<uint64_t>(position), f));
+    data::Document document = make_document(source, seeds_[i], static_cast<uint64_t>(position), f);
+    if (source.full_prompt) document = synthetic::behind_full_prompt(std::move(document));
+    return builder_->build(document);
   }
 
   data::Document make_document(const SourceConfig& source, uint64_t seed, uint64_t index,
                                double f) const {
     using namespace synthetic;
-    const TurnWriter::Prompt prompt =
-        source.full_prompt ? TurnWriter::Prompt::kFull : TurnWriter::Prompt::kShort;
     switch (source.family) {
       case Family::kCard:
-        return picture_document(seed, index, {.kind = PictureKind::kCard, .prompt = prompt});
+        return picture_document(seed, index, {.kind = PictureKind::kCard});
       case Family::kPicture:
-        return picture_document(seed, index,
-                                {.prompt = prompt, .easy_share = easy_share(source, f)});
+        return picture_document(seed, index, {.easy_share = easy_share(source, f)});
       case Family::kClip:
         return clip_document(seed, index,
                              {.kind = source.clip_kind,

@@ -53,8 +53,7 @@ void train_nano_tokenizer(const fs::path& corpus, const fs::path& layout_folder,
   for (int64_t i = 0; i < kFacts; ++i)
     add_document(trainer, fact_document(seed, i, facts, no_text));
   for (int64_t i = 0; i < kFullPrompts; ++i) {
-    add_document(trainer,
-                 picture_document(seed, kPictures + i, {.prompt = TurnWriter::Prompt::kFull}));
+    add_document(trainer, behind_full_prompt(picture_document(seed, kPictures + i, {})));
   }
   for (const std::string_view name : kFirstNames)
     trainer.add(" " + std::string(name), kTimesOfName);

@@ -185,7 +185,7 @@ SourceConfig read_source(JsonFields& fields) {
   const bool picture = out.family == Family::kPicture;
   if (picture || out.family == Family::kClip)
     out.easy_until = number(fields, "easy_until", 0, 0, 1);
-  if (picture || out.family == Family::kCard)
+  if (out.family != Family::kShards && out.family != Family::kText)
     out.full_prompt = fields.boolean("full_prompt").value_or(false);
   if (out.family == Family::kClip) {
     out.clip_kind = choice(fields, "kind", out.clip_kind, kClipKinds);

@@ -92,7 +92,7 @@ struct SourceConfig {
   double easy_until = 0;       // pictures, clips: easy with probability max(0, 1 - f / easy_until)
   double bare_until = 0,
          bare_min = 0;  // facts: without filler with probability max(bare_min, 1 - f / bare_until)
-  bool full_prompt = false;  // pictures: behind the whole system text
+  bool full_prompt = false;  // behind the whole system text (not text, shards)
   synthetic::ClipKind clip_kind{};  // what clips show (kAny), which question they ask (kAny)
   synthetic::ClipAsk clip_ask{};
   int frames = 8;  // of a clip

@@ -184,11 +184,12 @@ void Evaluator::measure_cards() {
 }
 
 void Evaluator::measure_pictures() {
-  const auto pictures = [this](Draw draw, Ask ask,
-                               TurnWriter::Prompt prompt = TurnWriter::Prompt::kShort) {
-    return [this, draw, ask, prompt](uint64_t index) {
-      return builder_.build(
-          picture_document(options_.seed, index, {.draw = draw, .ask = ask, .prompt = prompt}));
+  const auto pictures = [this](Draw draw, Ask ask, bool full_prompt = false) {
+    return [this, draw, ask, full_prompt](uint64_t index) {
+      data::Document document =
+          picture_document(options_.seed, index, {.draw = draw, .ask = ask});
+      if (full_prompt) document = behind_full_prompt(std::move(document));
+      return builder_.build(document);
     };
   };
   exact("picture: describe", 0, pictures(Draw::kHeldOut, Ask::kDescribe));
@@ -199,7 +200,7 @@ void Evaluator::measure_pictures() {
   exact("picture: number", 0, pictures(Draw::kHeldOut, Ask::kNumber));
   exact("picture: position", 50, pictures(Draw::kHeldOut, Ask::kPosition));
   exact("picture: describe, full prompt", 0,
-        pictures(Draw::kHeldOut, Ask::kDescribe, TurnWriter::Prompt::kFull));
+        pictures(Draw::kHeldOut, Ask::kDescribe, true));
   measure_image_gap("picture: gap of a foreign picture",
                     pictures(Draw::kHeldOut, Ask::kDescribe));
 }

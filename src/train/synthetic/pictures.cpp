@@ -297,7 +297,7 @@ data::Document picture_document(uint64_t seed, uint64_t index, const PictureOpti
   const PictureScene scene = draw_picture(kind, options.draw, random, options.ask);
   const std::vector<Question> questions = ask_about(scene, random, options.ask);
   const bool media_last = chance(random, .1);
-  TurnWriter turns(options.prompt);
+  TurnWriter turns;
   for (size_t i = 0; i < questions.size(); ++i) {
     turns.open_user();
     if (i == 0 && !media_last) turns.show(data::Segment::of_image(data::Picture::of(scene.image())));

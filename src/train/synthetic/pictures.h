@@ -47,7 +47,6 @@ struct PictureOptions {
   PictureKind kind = PictureKind::kPicture;
   Draw draw = Draw::kTrain;
   Ask ask = Ask::kAny;
-  TurnWriter::Prompt prompt = TurnWriter::Prompt::kShort;
   double easy_share = 0;  // of kPicture: drawn as kEasy with this probability
 };
 

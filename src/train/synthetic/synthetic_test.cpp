@@ -443,12 +443,15 @@ TEST(Documents, TargetsAreAnswersWithTheirEndAndNothingElse) {
   const std::string listed = all.substr(all.find("Repeat: ") + 8, all.find("[e~[") - all.find("Repeat: ") - 8);
   EXPECT_EQ(targets, "Agents: " + listed + "[e~[");
 
-  const data::Document picture = picture_document(1, 3, {.prompt = TurnWriter::Prompt::kFull});
+  const data::Document picture = behind_full_prompt(picture_document(1, 3, {}));
   const auto [answers, prompt] = targets_and_all(picture);
   EXPECT_TRUE(prompt.starts_with("]~!b[]~b]system\nYour model version is")) << prompt.substr(0, 80);
   EXPECT_NE(prompt.find("Current thinking mode: disabled."), std::string::npos);
   EXPECT_NE(prompt.find("]~b]developer\n"), std::string::npos);
   EXPECT_EQ(std::count(prompt.begin(), prompt.end(), '!'), 1);  // one conversation start
+  const auto [short_answers, short_prompt] = targets_and_all(picture_document(1, 3, {}));
+  EXPECT_EQ(answers, short_answers);
+  EXPECT_TRUE(prompt.ends_with(short_prompt.substr(std::string_view("]~!b[").size())));
 }
 
 TEST(Facts, EveryAskedFactStandsOnceInTheTextAndThePlaceIsObeyed) {

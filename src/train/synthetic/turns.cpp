@@ -1,19 +1,11 @@
 #include "train/synthetic/turns.h"
 
+#include "base/check.h"
 #include "text/chat.h"
 
 namespace m3::synthetic {
 
-TurnWriter::TurnWriter(Prompt prompt) {
-  if (prompt == Prompt::kShort) {
-    pending_ = chat_token::kConversationStart;
-  } else {
-    RenderOptions options;
-    options.thinking_mode = "disabled";
-    options.add_generation_prompt = false;
-    pending_ = render_chat({}, {}, options);
-  }
-}
+TurnWriter::TurnWriter() : pending_(chat_token::kConversationStart) {}
 
 void TurnWriter::flush() {
   if (!pending_.empty()) segments_.push_back(data::Segment::of_text(std::move(pending_), 0, true));
@@ -63,6 +55,19 @@ data::Document TurnWriter::finish(std::string id, std::string source) {
   document.lang = "en";
   document.segments = std::move(segments_);
   segments_.clear();
+  return document;
+}
+
+data::Document behind_full_prompt(data::Document document) {
+  M3_CHECK(!document.segments.empty(), "{} is empty", document.id);
+  std::string& first = document.segments.front().text;
+  M3_CHECK(first.starts_with(chat_token::kConversationStart), "{} does not start a conversation",
+           document.id);
+  RenderOptions options;
+  options.thinking_mode = "disabled";
+  options.add_generation_prompt = false;
+  first.replace(0, std::string_view(chat_token::kConversationStart).size(),
+                render_chat({}, {}, options));
   return document;
 }
 

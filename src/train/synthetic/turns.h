@@ -16,9 +16,7 @@ struct Question {
 
 class TurnWriter {
  public:
-  enum class Prompt { kShort, kFull };
-  // kShort: the conversation start alone. kFull: M3's system and developer blocks, thinking disabled.
-  explicit TurnWriter(Prompt prompt = Prompt::kShort);
+  TurnWriter();  // a conversation without system and developer blocks
 
   void open_user();
   void say(std::string_view text) { pending_ += text; }        // protocol text or words: input
@@ -34,5 +32,8 @@ class TurnWriter {
   std::string pending_;  // input text not yet a segment
   std::vector<data::Segment> segments_;
 };
+
+// The same conversation behind M3's system and developer blocks, thinking disabled: as chat programs send it.
+data::Document behind_full_prompt(data::Document document);
 
 }  // namespace m3::synthetic
