@@ -24,41 +24,63 @@ std::vector<double> step_times(const MediaRows& rows) {
   return seconds;
 }
 
-// Texts of users, tools and systems on their way through the template: it sees a stand-in for each, so that
-// nothing inside them is taken for a marker, and they are put back with their places noted.
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  for (size_t at = text.find(from); at != text.npos; at = text.find(from, at + to.size())) text.replace(at, from.size(), to);
+}
+
+// Texts on their way through the template, which sees stand-ins, so that nothing inside them is taken for a marker; they are
+// put back with their places noted. Of users, tools and systems that is all text. The model's own is cut by the template at
+// think markers and stays, but for what spells the mark of a picture or film: only a media part is one.
 class PlainTexts {
  public:
-  std::vector<Message> hide(std::span<const Message> messages) {
+  std::string render(std::span<const Message> messages, std::span<const Tool> tools, const RenderOptions& options) {
     std::vector<Message> hidden(messages.begin(), messages.end());
     for (Message& message : hidden) {
-      if (message.role == "assistant") continue;  // the template may cut its text at think markers
       for (ContentPart& part : message.content) {
-        if (part.type != ContentPart::Type::kText || part.text.empty()) continue;
-        texts_.push_back(part.text);
-        part.text = stand_in(texts_.size() - 1);
+        if (part.type != ContentPart::Type::kText) {
+          part = ContentPart::of_text(stand_in(part.type == ContentPart::Type::kImage ? "I" : "V"));
+        } else if (message.role != "assistant" && !part.text.empty()) {
+          texts_.push_back(part.text);
+          part.text = stand_in(std::to_string(texts_.size() - 1));
+        }
       }
     }
-    return hidden;
+    std::string rendered = render_chat(hidden, tools, options);
+    replace_all(rendered, chat_token::kImage, stand_in("i"));
+    replace_all(rendered, chat_token::kVideo, stand_in("v"));
+    replace_all(rendered, stand_in("I"), chat_token::kImage);
+    replace_all(rendered, stand_in("V"), chat_token::kVideo);
+    return rendered;
   }
 
   // The template drops some messages and keeps the order of the others.
   std::string put_back(const std::string& rendered, std::vector<TextRange>& ranges) const {
     std::string out;
-    size_t at = 0;
-    for (size_t i = 0; i < texts_.size(); ++i) {
-      const std::string mark = stand_in(i);
-      const size_t found = rendered.find(mark, at);
-      if (found == std::string::npos) continue;
+    size_t at = 0, next = 0;
+    for (size_t found = rendered.find(kBegin); found != rendered.npos; found = rendered.find(kBegin, found + 1)) {
+      const size_t end = std::min(rendered.find(kEnd, found), rendered.size());
+      const std::string name = rendered.substr(found + 1, end - found - 1);
+      std::string_view text;
+      if (name == "i" || name == "v") {
+        text = name == "i" ? chat_token::kImage : chat_token::kVideo;
+      } else {
+        size_t index = next;
+        while (index < texts_.size() && name != std::to_string(index)) ++index;
+        if (index == texts_.size()) continue;  // the model wrote such a character
+        text = texts_[index];
+        next = index + 1;
+      }
       out.append(rendered, at, found - at);
-      ranges.push_back({out.size(), out.size() + texts_[i].size()});
-      out += texts_[i];
-      at = found + mark.size();
+      ranges.push_back({out.size(), out.size() + text.size()});
+      out += text;
+      at = end + 1;
     }
     return out.append(rendered, at);
   }
 
  private:
-  static std::string stand_in(size_t index) { return fmt::format("\x1e{}\x1f", index); }
+  static constexpr char kBegin = '\x1e', kEnd = '\x1f';
+  static std::string stand_in(std::string_view name) { return fmt::format("{}{}{}", kBegin, name, kEnd); }
   std::vector<std::string> texts_;
 };
 
@@ -85,7 +107,7 @@ ChatPrompt build_chat_prompt(const Tokenizer& tokenizer, std::span<const Message
     }
   }
   PlainTexts plain;
-  const std::string rendered = render_chat(plain.hide(messages), tools, options);
+  const std::string rendered = plain.render(messages, tools, options);
   std::vector<TextRange> ranges;
   ChatPrompt prompt;
   prompt.text = plain.put_back(expand_placeholders(rendered, images, videos), ranges);

@@ -44,6 +44,28 @@ TEST(ChatPrompt, a_picture_beside_text_that_spells_its_mark_is_the_only_picture)
   EXPECT_THROW(prompt_of("no picture", {picture, picture, {.input = {.is_video = true}, .grid = {1, 2, 2}}}), Error);
 }
 
+TEST(ChatPrompt, a_mark_that_the_model_or_a_tool_spells_is_no_picture) {
+  const std::string marks = "a ]<]image[>[ b ]<]video[>[ c";
+  ToolCall call{.name = "edit"};
+  call.arguments.set("text", JsonValue::string(marks));
+  Tool tool;
+  tool.function.set("name", JsonValue::string("edit"));
+  tool.function.set("description", JsonValue::string(marks));
+  ChatMedia picture;
+  picture.grid = {1, 4, 6};
+  const std::vector<Message> messages = {
+      {.role = "user", .content = {ContentPart::of_text("go on")}},
+      {.role = "assistant", .content = {ContentPart::of_text(marks)}, .reasoning = marks, .tool_calls = {call}},
+      {.role = "tool", .content = {ContentPart::of_text(marks), ContentPart::image()}}};
+  const ChatPrompt prompt = build_chat_prompt(tokenizer(), messages, std::span(&tool, 1), {}, std::span(&picture, 1));
+  EXPECT_EQ(count(prompt, chat_token::kImage), 6) << "those of the picture";
+  EXPECT_EQ(count(prompt, chat_token::kVideo), 0);
+  EXPECT_EQ(tokenizer().decode(prompt.ids), prompt.text) << "no text is lost or changed";
+  size_t spelled = 0;
+  for (size_t at = prompt.text.find(marks); at != std::string::npos; at = prompt.text.find(marks, at + 1)) ++spelled;
+  EXPECT_EQ(spelled, 5u) << prompt.text;
+}
+
 TEST(ChatPrompt, ordinary_text_is_encoded_as_if_the_whole_prompt_were_one_text) {
   for (const char* user : {"hello", "\n\nlines first", "  spaces  ", "trailing\n", "日本語", "]<]", "x\x1e" "0\x1f"}) {
     const ChatPrompt prompt = prompt_of(user);
