@@ -56,6 +56,8 @@ expect 0 '"finish_reason"' "$m3" run $model -p x --max-tokens 922337203685477580
 expect 2 'count' "$m3" data synthetic "$work/data" --count 0
 expect 2 'shard-size' "$m3" data synthetic "$work/data" --shard-size 0
 expect 2 'valid' "$m3" data synthetic "$work/data" --valid nan
+expect 2 'KEY=VALUE.*foo' "$m3" train configs/train/nano.json --set foo --check
+expect 2 'context' "$m3" bench msa --context 100 --new 200
 expect 2 'stop-after' "$m3" train configs/train/nano.json --stop-after -1 --check
 expect 1 '99999999.*ids are 0 to' "$m3" tokenize $model --decode '1 2 99999999'
 expect 1 '-2' "$m3" tokenize $model --decode '1 -2'
@@ -88,6 +90,9 @@ expect 1 'pipe: not a regular file' timeout 20 "$m3" run $model -p x --file "$wo
 expect 1 'pipe: not a regular file' timeout 20 "$m3" run $model -p x --image "$work/pipe"
 printf 'good \xff bad' >"$work/latin.txt"
 expect 1 'latin.txt: not valid UTF-8 at byte 5' "$m3" run $model -p x --file "$work/latin.txt"
+expect 1 'the prompt: not valid UTF-8 at byte 5' "$m3" run $model -p "$(cat "$work/latin.txt")"
+expect 1 'the prompt: not valid UTF-8 at byte 5' bash -c "'$m3' run $model <'$work/latin.txt'"
+expect 1 'the system prompt: not valid UTF-8 at byte 5' "$m3" run $model -p x --system "$(cat "$work/latin.txt")"
 
 # --- standard streams that are full, closed or no files
 expect 1 'not written in full|cannot write' bash -c "'$m3' inspect $model >/dev/full"
@@ -105,6 +110,8 @@ head -c 300 tests/golden/rule.json >"$work/goldens/cut.json"
 expect 1 'FAILED .*cut.json.*not valid JSON' "$m3" verify "$work/goldens"
 echo '{"kind": "mist"}' >"$work/goldens/cut.json"
 expect 1 'FAILED .*cut.json.*no golden is of kind "mist"' "$m3" verify "$work/goldens"
+echo '[]' >"$work/goldens/cut.json"
+expect 1 'FAILED .*cut.json.*no golden begins like this' "$m3" verify "$work/goldens"
 echo '{"kind": 3}' >"$work/goldens/cut.json"
 expect 1 'FAILED .*cut.json' "$m3" verify "$work/goldens"
 echo '{"kind": "model", "cases": []}' >"$work/goldens/cut.json"

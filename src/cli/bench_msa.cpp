@@ -240,6 +240,9 @@ int bench_msa(const Args& args) {
                            .rho = flags.rho, .rounds = flags.runs, .json = flags.json}, args);
   }
   if (!flags.workload.empty()) throw UsageError{"--workload needs --device cuda"};
+  for (const int64_t context : contexts) {
+    if (context < std::max<int64_t>(flags.num_new, 1)) throw UsageError{"--context must not be smaller than --new"};
+  }
   const MsaGeometry g = msa_geometry_m3();
   const int64_t value_bytes = flags.dtype == "f32" ? 4 : 2;
   const MachineCeiling ceiling = measure_machine_ceiling();
@@ -248,7 +251,6 @@ int bench_msa(const Args& args) {
 
   ordered_json results = ordered_json::array();
   for (const int64_t context : contexts) {
-    if (context < std::max<int64_t>(flags.num_new, 1)) throw UsageError{"--context must not be smaller than --new"};
     const int64_t num_new = flags.num_new == 0 ? context : flags.num_new;
     const bool decode = num_new <= kDecodeNew;
     const int64_t cache_bytes = context * (2 * g.groups * g.head_dim + g.index_dim) * value_bytes;

@@ -111,10 +111,15 @@ SamplingParams sampling_of(const RunFlags& flags, const GenerationConfig& defaul
   return sampling;
 }
 
+// Told here, where the byte is one of the user's own text.
+void check_text(const std::string& name, const std::string& text) {
+  const size_t invalid = utf8_find_invalid(text);
+  M3_CHECK(invalid == text.npos, "{}: not valid UTF-8 at byte {}", name, invalid);
+}
+
 std::string document(const std::string& path) {
   const std::string text = read_file(path);
-  const size_t invalid = utf8_find_invalid(text);
-  M3_CHECK(invalid == text.npos, "{}: not valid UTF-8 at byte {}; --file takes text", path, invalid);
+  check_text(path, text);
   return fmt::format("\n\nDocument {}:\n{}", std::filesystem::path(path).filename().string(), text);
 }
 
@@ -135,7 +140,10 @@ class Runner {
         sampling_(sampling_of(flags_, checkpoint_.generation())) {
     for (const int id : checkpoint_.generation().eos_token_ids) stop_ids_.push_back(id);
     if (const auto id = tokenizer_.added_id(chat_token::kTurnEnd)) stop_ids_.push_back(*id);
-    if (flags_.system) messages_.push_back({.role = "system", .content = {ContentPart::of_text(*flags_.system)}});
+    if (flags_.system) {
+      check_text("the system prompt", *flags_.system);
+      messages_.push_back({.role = "system", .content = {ContentPart::of_text(*flags_.system)}});
+    }
   }
 
   int one_shot(const std::string& prompt);
@@ -164,6 +172,7 @@ class Runner {
 
 // Pictures and films first, then the text, then the documents.
 void Runner::add_user_turn(const std::string& text) {
+  check_text("the prompt", text);
   Message message{.role = "user"};
   const bool has_tower = checkpoint_.config().vision.has_value();
   M3_CHECK(has_tower || (flags_.images.empty() && flags_.videos.empty()),

@@ -77,6 +77,11 @@ int command_train(const Args& args) {
                "read the configuration, open the data, print the memory plan; no step");
   options.parse(args);
   if (run.stop_after < 0) throw UsageError{"--stop-after must be 0 or more (see m3 train --help)"};
+  for (const std::string& text : overrides) {
+    const size_t equals = text.find('=');
+    if (equals == text.npos || equals == 0)
+      throw UsageError{fmt::format("--set wants KEY=VALUE, got '{}'", text)};
+  }
 
   const train::TrainConfig config = train::read_train_config(file, overrides);
   set_num_threads(threads > 0 ? threads : config.compute.threads);
