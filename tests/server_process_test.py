@@ -227,6 +227,43 @@ class Load(unittest.TestCase):
         self.assertEqual(server.end(), 0)
 
 
+class Thinking(unittest.TestCase):
+    """Of random weights: whatever they write, the mode is that of the flag and no marker is content."""
+
+    def answer(self, server, path, turns):
+        body = {"model": pathlib.Path(MODEL).name, "seed": len(turns)}
+        if path == "/v1/responses":
+            body = {**body, "input": turns, "max_output_tokens": 40}
+            body.pop("seed")
+        else:
+            body = {**body, "messages": turns, "max_tokens": 40}
+            if path == "/v1/messages":
+                body.pop("seed")
+        status, data = server.call("POST", path, body)
+        self.assertEqual(status, 200, data)
+        reply = json.loads(data)
+        if path == "/v1/responses":
+            text = "".join(part["text"] for item in reply["output"] if item["type"] == "message" for part in item["content"])
+        elif path == "/v1/messages":
+            text = "".join(block["text"] for block in reply["content"] if block["type"] == "text")
+        else:
+            text = reply["choices"][0]["message"]["content"] or ""
+        return reply["thinking_mode"], text
+
+    def test_one_flag_sets_the_default_of_all_endpoints_and_every_turn(self):
+        for mode in ("enabled", "disabled", "adaptive"):
+            server = Server(self, "--default-thinking", mode)
+            for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses"):
+                turns = []
+                for turn in range(3):
+                    turns.append({"role": "user", "content": f"turn {turn}"})
+                    told, text = self.answer(server, path, turns)
+                    self.assertEqual(told, mode)
+                    self.assertNotIn("mm:think>", text)
+                    turns.append({"role": "assistant", "content": text or "nothing"})
+            self.assertEqual(server.end(), 0)
+
+
 class Threads(unittest.TestCase):
     def test_the_model_uses_as_many_as_were_asked_for(self):
         numbers = {}
