@@ -1,151 +1,32 @@
-// Prefill selection with int8 index keys. Kernels of a chunk of rows (row = query * R + group):
-//   quantise  int8 codes of the queries
-//   schedule  items (index_prefill.cuh)
-//   scan      all block scores in int8, each row's best candidates
-//   merge     joins the lists of tiles whose keys were cut
+// Prefill selection with int8 index keys (index_prefill8.h). Per chunk of rows, after the candidates
+// (index_prefill8_scan_sm90.cu):
 //   count, place, scatter    (rescore) pairs of row and candidate, sorted by page
 //   rescore   block-outer: a page of bf16 keys against the rows that have it as candidate
 //   choose    the row's ids, and (exact) whether they are certified
 // exact: tiles with a row that is not are scanned again in bf16, by the kernels of index_select_sm90.
 //
-// scan: as index_select_sm90.cu, with products of m64n128k32: 256 rows x one block per step.
-// Shared memory: 2 Q tiles x 32 KB, 8 key stages x 16 KB = 192 KB, 128-byte swizzle.
 // rescore: 4 CTAs an SM, 32 KB of keys each; queries go from global memory straight to the
 // registers of the product's A operand. 2 * 128 * 128 FLOP and 256 bytes of a query per pair.
 #include <algorithm>
 #include <climits>
 
-#include "hopper/dependent_launch.cuh"
 #include "hopper/fence.cuh"
-#include "hopper/matrix.cuh"
 #include "hopper/tensor_map.h"
 #include "hopper/tma.cuh"
 #include "hopper/wgmma.cuh"
-#include "ops/index_select/index_codes8.cuh"
-#include "ops/index_select/index_prefill.cuh"
-#include "ops/index_select/index_prefill8.h"
+#include "ops/index_select/index_prefill8.cuh"
 #include "ops/index_select/index_select_cuda.h"
 
 namespace m3 {
 namespace {
 
 using namespace hopper;
-using namespace index_prefill;
+using namespace index_prefill8_detail;
 
-constexpr int kTopk = 16;
-constexpr int kStages = 8, kQueryBuffers = 2;
-constexpr int kKeyBytes = kBlock * kDim, kQueryBytes = kTileRows * kDim;  // int8
-constexpr int kSmemBytes = kQueryBuffers * kQueryBytes + kStages * kKeyBytes + 1024;
-constexpr int kScanThreads = 384;
 constexpr int kChunkQueries = 33792;  // at 4 groups 4 tiles for each of 132 SMs: whole waves
 constexpr int kItemPairs = 256;
 constexpr int kMaxIdBits = 17;
-constexpr int kExactCandidates = 64;
-constexpr uint32_t kAll = 0xffffffffu;
 constexpr int kCountStride = 8;  // a counter a sector: neighbouring pages are counted together
-constexpr float kUp = 1.0f + 0x1p-16f;  // over the rounding of a sum of 128 squares in fp32
-
-struct RescoreItem {
-  int32_t page, begin, count;  // pairs
-};
-
-// Device pointers into the caller's workspace. Rows of a chunk: its own, and the rest of its last
-// tile.
-struct Workspace : Schedule {
-  void* lists;         // [lists][256][C] entries
-  int8_t* codes;       // [rows, 128]
-  void* candidates;    // [rows, C] entries, best first; 0: none
-  int32_t* place;      // [rows, C]: of the pair among its page's
-  int32_t* pairs;      // [rows * C]: row * C + slot, sorted by page
-  float* score;        // [rows, C]: in bf16
-  int32_t* count;       // [pages * kCountStride]
-  int32_t* page_begin;  // [pages]: first pair
-  RescoreItem* rescore_items;
-  int32_t* num_rescore_items;
-  float4* query_stat;   // [rows]: scale, and what error_P and norm_P add to a score (exact)
-  int32_t* tile_flags;  // [tile numbers]: 1: has a row without a certificate (exact)
-  void* bf16;           // of the second scan (exact)
-  void* end;
-};
-
-struct Params {
-  MsaBatch batch;
-  int groups, first_row, end_row, num_pages, id_bits;
-  const void* qi_TRX;
-  IndexKeys8 keys;
-  int32_t* ids_RTK;
-  int32_t* uncertified;
-  Workspace ws;
-};
-
-// Order of floats as order of unsigned integers; above 0 for every finite value.
-__device__ __forceinline__ uint32_t ordered_bits(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return bits ^ (bits & 0x80000000u ? 0xffffffffu : 0x80000000u);
-}
-
-// --- lists of candidates in registers. An entry is an unsigned integer that is larger the better
-// the candidate is; 0: free.
-
-// Score and id of the best kLength, exactly (approx).
-template <int kLength>
-struct ScoreList {
-  using Entry = uint64_t;
-  static __device__ __forceinline__ int id(Entry entry, int /*bits*/) {
-    return static_cast<int>(0xffffffffu - static_cast<uint32_t>(entry));
-  }
-  TopkList<kLength> list;
-
-  __device__ __forceinline__ void clear(int /*bits*/) { list.clear(); }
-  __device__ __forceinline__ void add(float score, int block) {
-    if (score >= list.threshold()) list.insert_lower_id(score, block);
-  }
-  __device__ __forceinline__ Entry entry(int j) const {
-    return list.id[j] < 0 ? 0
-                          : Entry{ordered_bits(list.score[j])} << 32 |
-                                (0xffffffffu - static_cast<uint32_t>(list.id[j]));
-  }
-};
-
-// One word each: the upper bits of the score and the complement of the id (rescore).
-template <int kLength>
-struct PackedList {
-  using Entry = uint32_t;
-  static __device__ __forceinline__ int id(Entry entry, int bits) {
-    const uint32_t mask = (1u << bits) - 1;
-    return static_cast<int>(mask - (entry & mask));
-  }
-  uint32_t key[kLength];
-  uint32_t mask;
-
-  __device__ __forceinline__ void clear(int bits) {
-    mask = (1u << bits) - 1;
-#pragma unroll
-    for (int j = 0; j < kLength; ++j) key[j] = 0;
-  }
-  __device__ __forceinline__ void add(float score, int block) {
-    const uint32_t x = (ordered_bits(score) & ~mask) | (mask - static_cast<uint32_t>(block));
-    if (x <= key[kLength - 1]) return;
-#pragma unroll
-    for (int j = kLength - 1; j > 0; --j) key[j] = max(key[j], min(key[j - 1], x));
-    key[0] = max(key[0], x);
-  }
-  __device__ __forceinline__ Entry entry(int j) const { return key[j]; }
-  // No score of an entry like this one, or of one that lost against it, is larger.
-  static __device__ __forceinline__ float largest_score(Entry entry, int bits) {
-    const uint32_t ordered = entry | ((1u << bits) - 1);
-    return __uint_as_float(ordered & 0x80000000u ? ordered ^ 0x80000000u : ~ordered);
-  }
-};
-
-template <int kCandidates>
-struct ListOf {
-  using Type = PackedList<kCandidates>;
-};
-template <>
-struct ListOf<kTopk - 1> {
-  using Type = ScoreList<kTopk - 1>;
-};
 
 // --- what a row of the chunk is
 
@@ -173,325 +54,6 @@ __device__ __forceinline__ Row row_of(const Params& p, int local) {
   if (position >= 0) row.own = position / kBlock;
   row.choice = row.mine && row.own + 1 > kTopk;
   return row;
-}
-
-// --- quantise: a warp per row
-
-__global__ void __launch_bounds__(256) quantise_kernel(const Params p, int num_rows) {
-  const int local = (blockIdx.x * 256 + threadIdx.x) / 32, lane = threadIdx.x % 32;
-  if (local >= num_rows) return;
-  uint32_t codes = 0;
-  float scale = 0, norm2 = 0, error2 = 0;
-  if (int64_t{p.first_row} + local < p.batch.num_queries * p.groups) {
-    const uint2 packed = static_cast<const uint2*>(
-        p.qi_TRX)[(int64_t{p.first_row} + local) * (kDim / 4) + lane];
-    const float x[4] = {unpack_bf16_low(packed.x), unpack_bf16_high(packed.x),
-                        unpack_bf16_low(packed.y), unpack_bf16_high(packed.y)};
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, finite_abs(x[i]));
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-      largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, step));
-    scale = __fdiv_rn(largest, 127.0f);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int code = code_of(x[i], scale);
-      codes |= (static_cast<uint32_t>(code) & 0xffu) << (8 * i);
-      const float difference = fmaf(scale, static_cast<float>(code), -x[i]);
-      norm2 += x[i] * x[i];
-      error2 += difference * difference;
-    }
-  }
-  reinterpret_cast<uint32_t*>(p.ws.codes)[local * (kDim / 4) + lane] = codes;
-  if (p.uncertified == nullptr) return;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    norm2 += __shfl_xor_sync(kAll, norm2, step);
-    error2 += __shfl_xor_sync(kAll, error2, step);
-  }
-  if (lane == 0) {
-    const float norm = sqrtf(norm2) * kUp, error = sqrtf(error2) * kUp;
-    p.ws.query_stat[local] = {scale, (norm + error) / scale, (error + 0x1p-13f * norm) / scale, 0};
-  }
-}
-
-// --- scan
-
-struct __align__(8) ScanBarriers {
-  uint64_t query_full[kQueryBuffers], query_empty[kQueryBuffers];
-  uint64_t key_full[kStages], key_empty[kStages];
-};
-
-// Issues one m64n128k128 product (four instructions) and commits it.
-__device__ __forceinline__ void issue_scores(int32_t (&acc)[64], uint64_t query, uint64_t keys) {
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < kDim / 32; ++k) {
-    wgmma_s8_ss(acc, descriptor_advance(query, k * 32), descriptor_advance(keys, k * 32),
-                k == 0 ? 0 : 1);
-  }
-  wgmma_commit();
-}
-
-// Maxima of the two rows that a lane holds.
-__device__ __forceinline__ void reduce_rows(const int32_t (&acc)[64], int& upper, int& lower) {
-  upper = max(acc[0], acc[1]);
-  lower = max(acc[2], acc[3]);
-#pragma unroll
-  for (int j = 4; j < 64; j += 4) {
-    upper = max(upper, max(acc[j], acc[j + 1]));
-    lower = max(lower, max(acc[j + 2], acc[j + 3]));
-  }
-}
-
-__device__ __forceinline__ void produce(const Params& p, const CUtensorMap& query_map,
-                                        const CUtensorMap& key_map, char* smem_query,
-                                        char* smem_keys, ScanBarriers& bars, ScanItem* slots,
-                                        float4* stage_key, int lane) {
-  const int num_items = p.ws.counters[0];
-  int step = 0;
-  for (int round = 0;; ++round) {
-    const int buffer = round % kQueryBuffers;
-    int index = 0;
-    if (lane == 0) {
-      index = atomicAdd(&p.ws.counters[1], 1);
-      mbarrier_wait(&bars.query_empty[buffer], (round / kQueryBuffers & 1) ^ 1);
-    }
-    index = __shfl_sync(kAll, index, 0);
-    ScanItem item = {-1, 0, 0, 0, -1};
-    if (index < num_items) item = p.ws.items[index];
-    if (lane == 0) slots[buffer] = item;
-    if (item.seq < 0) {
-      if (lane == 0) mbarrier_arrive(&bars.query_full[buffer]);
-      return;
-    }
-    const MsaSequence seq = msa_sequence(p.batch, item.seq);
-    if (lane == 0) {
-      mbarrier_arrive_expect_tx(&bars.query_full[buffer], kQueryBytes);
-      tma_load(smem_query + buffer * kQueryBytes, &query_map, &bars.query_full[buffer], 0,
-               seq.q_begin * p.groups + item.tile * kTileRows - p.first_row);
-    }
-    const int32_t* pages = p.batch.page_table + item.seq * p.batch.max_pages;
-    // Page numbers and scales are read 32 at a time; the copies are issued one by one.
-    for (int top = item.last_block; top > item.first_block; top -= 32) {
-      const int mine = top - 1 - lane;
-      const int page = mine >= item.first_block ? pages[mine] : 0;
-      float4 key = {p.keys.scale_P[page], 0, 0, 0};
-      if (p.uncertified != nullptr) key.y = p.keys.error_P[page], key.z = p.keys.norm_P[page];
-      const int count = min(32, top - item.first_block);
-      for (int j = 0; j < count; ++j, ++step) {
-        const int key_page = __shfl_sync(kAll, page, j);
-        const float4 its = {__shfl_sync(kAll, key.x, j), __shfl_sync(kAll, key.y, j),
-                            __shfl_sync(kAll, key.z, j), 0};
-        if (lane == 0) {
-          const int stage = step % kStages;
-          mbarrier_wait(&bars.key_empty[stage], (step / kStages & 1) ^ 1);
-          stage_key[stage] = its;
-          mbarrier_arrive_expect_tx(&bars.key_full[stage], kKeyBytes);
-          tma_load(smem_keys + stage * kKeyBytes, &key_map, &bars.key_full[stage], 0,
-                   key_page * kBlock);
-        }
-        __syncwarp();
-      }
-    }
-  }
-}
-
-template <int kCandidates>
-__device__ __forceinline__ void consume(const Params& p, const char* smem_query,
-                                        const char* smem_keys, ScanBarriers& bars,
-                                        const ScanItem* slots, const float4* stage_key,
-                                        int consumer, int warp, int lane) {
-  using List = typename ListOf<kCandidates>::Type;
-  constexpr bool kBounds = kCandidates == kExactCandidates;  // zero where they are not wanted
-  const bool lower_row = lane & 1, second_tile = lane & 2;
-  const int my_row =
-      consumer * 128 + (second_tile ? 64 : 0) + warp % 4 * 16 + lane / 4 + (lower_row ? 8 : 0);
-  const uint64_t key_descriptor = descriptor_k_major(smem_keys);
-  int step = 0;
-  for (int round = 0;; ++round) {
-    const int buffer = round % kQueryBuffers;
-    mbarrier_wait(&bars.query_full[buffer], round / kQueryBuffers & 1);
-    const ScanItem item = slots[buffer];
-    if (item.seq < 0) return;
-    const MsaSequence seq = msa_sequence(p.batch, item.seq);
-    const int flat_row = item.tile * kTileRows + my_row;
-    const bool live = flat_row < seq.q_len * p.groups;
-    const int position = seq.first_position + flat_row / p.groups;
-    const int own = live && position >= 0 ? position / kBlock : -1;
-
-    float query_error = 0, query_norm = 0;
-    if (kBounds && live && p.uncertified != nullptr) {
-      const float4 stat =
-          p.ws.query_stat[seq.q_begin * p.groups + flat_row - p.first_row];
-      query_error = stat.y, query_norm = stat.z;
-    }
-    List list;
-    list.clear(p.id_bits);
-    const uint64_t query_descriptor =
-        descriptor_k_major(smem_query + buffer * kQueryBytes + consumer * 128 * kDim);
-    int32_t acc0[64], acc1[64];
-    for (int block = item.last_block - 1; block >= item.first_block; --block, ++step) {
-      const int stage = step % kStages;
-      const uint64_t keys = descriptor_advance(key_descriptor, stage * kKeyBytes);
-      mbarrier_wait(&bars.key_full[stage], step / kStages & 1);
-      issue_scores(acc0, query_descriptor, keys);
-      issue_scores(acc1, descriptor_advance(query_descriptor, 64 * kDim), keys);
-      // One lane reads: it is the one that gives the stage back.
-      float4 key = {0, 0, 0, 0};
-      if (lane == 0) key = stage_key[stage];
-      key.x = __shfl_sync(kAll, key.x, 0);
-      if constexpr (kBounds) {
-        key.y = __shfl_sync(kAll, key.y, 0);
-        key.z = __shfl_sync(kAll, key.z, 0);
-      }
-      int upper0, lower0, upper1, lower1;
-      wgmma_wait<1>();
-      wgmma_pin(acc0);
-      reduce_rows(acc0, upper0, lower0);
-      wgmma_wait<0>();
-      wgmma_pin(acc1);
-      if (lane == 0) mbarrier_arrive(&bars.key_empty[stage]);
-      reduce_rows(acc1, upper1, lower1);
-      // Quad reduction that leaves each lane one of the quad's four rows.
-      const int give0 = __shfl_xor_sync(kAll, lower_row ? upper0 : lower0, 1);
-      const int give1 = __shfl_xor_sync(kAll, lower_row ? upper1 : lower1, 1);
-      const int row0 = max(lower_row ? lower0 : upper0, give0);
-      const int row1 = max(lower_row ? lower1 : upper1, give1);
-      const int other = __shfl_xor_sync(kAll, second_tile ? row0 : row1, 2);
-      const int best = max(second_tile ? row1 : row0, other);
-      float score = key.x * static_cast<float>(best) + 0.0f;
-      if constexpr (kBounds) score = fmaf(query_error, key.y, fmaf(query_norm, key.z, score));
-      if (block < own) list.add(score, block);
-    }
-    mbarrier_arrive(&bars.query_empty[buffer]);
-
-    using Entry = typename List::Entry;
-    Entry* to = nullptr;
-    if (item.list >= 0) {
-      to = static_cast<Entry*>(p.ws.lists) +
-           (int64_t{item.list} * kTileRows + my_row) * kCandidates;
-    } else if (live) {
-      to = static_cast<Entry*>(p.ws.candidates) +
-           int64_t{seq.q_begin * p.groups + flat_row - p.first_row} * kCandidates;
-    }
-    if (to != nullptr) {
-#pragma unroll
-      for (int j = 0; j < kCandidates; ++j) to[j] = list.entry(j);
-    }
-  }
-}
-
-template <int kCandidates>
-__global__ void __launch_bounds__(kScanThreads, 1)
-    scan_kernel(const __grid_constant__ CUtensorMap query_map,
-                const __grid_constant__ CUtensorMap key_map, const __grid_constant__ Params p) {
-  extern __shared__ char smem_raw[];
-  char* const smem = smem_raw + ((1024 - smem_address(smem_raw) % 1024) % 1024);
-  char* const smem_keys = smem + kQueryBuffers * kQueryBytes;
-  __shared__ ScanBarriers bars;
-  __shared__ ScanItem slots[kQueryBuffers];
-  __shared__ float4 stage_key[kStages];
-  const int tid = threadIdx.x;
-  if (tid == 0) {
-    for (int i = 0; i < kQueryBuffers; ++i) {
-      mbarrier_init(&bars.query_full[i], 1);
-      mbarrier_init(&bars.query_empty[i], 256);
-    }
-    for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(&bars.key_full[i], 1);
-      mbarrier_init(&bars.key_empty[i], 8);  // one lane of each consumer warp
-    }
-    mbarrier_init_fence();
-  }
-  __syncthreads();
-  grid_dependency_wait();
-  if (tid < 128) {
-    registers_decrease<40>();
-    if (tid < 32)
-      produce(p, query_map, key_map, smem, smem_keys, bars, slots, stage_key, tid);
-  } else {
-    registers_increase<232>();
-    consume<kCandidates>(p, smem, smem_keys, bars, slots, stage_key, tid / 128 - 1, tid / 32,
-                         tid % 32);
-  }
-}
-
-// --- merge: one warp per row of a split tile, a lane per list
-
-constexpr int kMergeWarps = 4;
-
-template <typename Entry>
-__device__ __forceinline__ Entry warp_best(Entry x) {
-  if constexpr (sizeof(Entry) == 4) {
-    return __reduce_max_sync(kAll, x);
-  } else {
-    const uint32_t high = __reduce_max_sync(kAll, static_cast<uint32_t>(x >> 32));
-    const uint32_t low =
-        static_cast<uint32_t>(x >> 32) == high ? static_cast<uint32_t>(x) : 0u;
-    return Entry{high} << 32 | __reduce_max_sync(kAll, low);
-  }
-}
-
-template <int kCandidates>
-__global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const Params p) {
-  using Entry = typename ListOf<kCandidates>::Type::Entry;
-  constexpr int kStride = kCandidates + 1 - kCandidates % 2;  // odd: heads lie in different banks
-  __shared__ Entry heads[kMergeWarps][32 * kStride];
-  const int lane = threadIdx.x % 32;
-  Entry* mine = heads[threadIdx.x / 32] + lane * kStride;
-  grid_dependency_wait();
-  const int num_rows = p.ws.counters[3] * kTileRows;
-  for (int work = (blockIdx.x * 32 * kMergeWarps + threadIdx.x) / 32; work < num_rows;
-       work += gridDim.x * kMergeWarps) {
-    const MergeItem item = p.ws.merges[work / kTileRows];
-    const int row = work % kTileRows, flat_row = item.tile * kTileRows + row;
-    const MsaSequence seq = msa_sequence(p.batch, item.seq);
-    if (flat_row >= seq.q_len * p.groups) continue;
-    const Entry* lists = static_cast<const Entry*>(p.ws.lists);
-    Entry list[kCandidates];
-#pragma unroll
-    for (int j = 0; j < kCandidates; ++j) list[j] = 0;
-    for (int l = lane; l < item.num_lists; l += 32) {
-      const Entry* from = lists + (int64_t{item.list + l} * kTileRows + row) * kCandidates;
-      Entry other[kCandidates];
-#pragma unroll
-      for (int j = 0; j < kCandidates; ++j) other[j] = from[j];
-      if (l == lane) {
-#pragma unroll
-        for (int j = 0; j < kCandidates; ++j) list[j] = other[j];
-      } else {  // both descend: the best of the two are the larger of list[j] and other[C - 1 - j]
-#pragma unroll
-        for (int j = 0; j < kCandidates; ++j) list[j] = max(list[j], other[kCandidates - 1 - j]);
-#pragma unroll 1
-        for (int sweep = 0; sweep < kCandidates; sweep += 2) {  // odd-even transposition
-#pragma unroll
-          for (int odd = 0; odd < 2; ++odd) {
-#pragma unroll
-            for (int j = odd; j + 1 < kCandidates; j += 2) {
-              const Entry low = min(list[j], list[j + 1]);
-              list[j] = max(list[j], list[j + 1]);
-              list[j + 1] = low;
-            }
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kCandidates; ++j) mine[j] = list[j];
-    __syncwarp();
-    Entry* to = static_cast<Entry*>(p.ws.candidates) +
-                int64_t{seq.q_begin * p.groups + flat_row - p.first_row} * kCandidates;
-    int at = 0;
-    Entry head = mine[0];
-    for (int j = 0; j < kCandidates; ++j) {
-      const Entry best = warp_best(head);
-      if (head == best && best != 0) head = ++at < kCandidates ? mine[at] : 0;
-      if (lane == 0) to[j] = best;
-    }
-    __syncwarp();
-  }
 }
 
 // --- pairs by page: a warp per row
@@ -775,15 +337,6 @@ void run(const IndexPrefill8Params& a, cudaStream_t stream) {
   p.ids_RTK = a.ids_RTK;
   p.uncertified = a.uncertified;
   p.ws = make_workspace(a.geometry, a.batch, a.num_pages, kCandidates, a.workspace);
-  const CUtensorMap query_map =
-      tensor_map_create(p.ws.codes, CU_TENSOR_MAP_DATA_TYPE_UINT8,
-                        {{kDim, 0, kDim}, {buffer_rows, kDim, kTileRows}}, MapSwizzle::k128Bytes);
-  const CUtensorMap key_map = tensor_map_create(
-      a.keys.codes_PBX, CU_TENSOR_MAP_DATA_TYPE_UINT8,
-      {{kDim, 0, kDim}, {a.num_pages * kBlock, kDim, kBlock}}, MapSwizzle::k128Bytes);
-  const auto scan = scan_kernel<kCandidates>;
-  M3_CUDA_CHECK(
-      cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
   if (a.uncertified != nullptr) {
     M3_CUDA_CHECK(cudaMemsetAsync(a.uncertified, 0, 4, stream));
     M3_CUDA_CHECK(
@@ -793,11 +346,7 @@ void run(const IndexPrefill8Params& a, cudaStream_t stream) {
   for (int64_t first = 0; first < total; first += rows) {
     p.first_row = static_cast<int>(first);
     p.end_row = static_cast<int>(std::min(first + rows, total));
-    quantise_kernel<<<row_ctas, 256, 0, stream>>>(p, buffer_rows);
-    schedule_kernel<<<1, 1024, 0, stream>>>(a.batch, R, kTopk, sms, p.first_row, p.end_row,
-                                              nullptr, p.ws);
-    launch_dependent(scan, sms, kScanThreads, kSmemBytes, stream, query_map, key_map, p);
-    launch_dependent(merge_kernel<kCandidates>, sms * 4, 32 * kMergeWarps, 0, stream, p);
+    find_candidates<kCandidates>(a, p, buffer_rows, sms, stream);
     if constexpr (kCandidates >= kTopk) {
       const CUtensorMap x_map = tensor_map_create(
           a.x_PBX, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
