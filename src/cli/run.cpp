@@ -69,7 +69,7 @@ RunFlags parse(const Args& args) {
   options.add("--system", flags.system, "system prompt");
   options.add("--image", flags.images, "picture shown before the prompt (repeatable)");
   options.add("--video", flags.videos, "film shown before the prompt (repeatable)");
-  options.add("--file", flags.files, "text file appended to the prompt as a document (repeatable)");
+  options.add("--file", flags.files, "text file shown as a document before the prompt (repeatable)");
   options.choice("--thinking", flags.thinking, {"enabled", "disabled", "adaptive"}, "whether the model thinks first");
   options.add("--temperature", flags.temperature, "0: always the likeliest token (default: generation_config.json, 1)");
   options.add("--top-p", flags.top_p, "smallest set of tokens with this probability (default: the same file, 0.95)");
@@ -120,7 +120,7 @@ void check_text(const std::string& name, const std::string& text) {
 std::string document(const std::string& path) {
   const std::string text = read_file(path);
   check_text(path, text);
-  return fmt::format("\n\nDocument {}:\n{}", std::filesystem::path(path).filename().string(), text);
+  return fmt::format("Document {}:\n{}\n\n", std::filesystem::path(path).filename().string(), text);
 }
 
 // One answer: where its pieces go while they come, and what is left at the end.
@@ -170,7 +170,7 @@ class Runner {
   bool in_reasoning_ = false;
 };
 
-// Pictures and films first, then the text, then the documents.
+// Pictures and films first, then the documents; the question comes last, as models are trained to read it.
 void Runner::add_user_turn(const std::string& text) {
   check_text("the prompt", text);
   Message message{.role = "user"};
@@ -185,8 +185,9 @@ void Runner::add_user_turn(const std::string& text) {
     media_.push_back(chat_video(preprocess_video_file(path)));
     message.content.push_back(ContentPart::video());
   }
-  std::string whole = text;
+  std::string whole;
   for (const std::string& path : flags_.files) whole += document(path);
+  whole += text;
   message.content.push_back(ContentPart::of_text(std::move(whole)));
   messages_.push_back(std::move(message));
   flags_.images.clear();
