@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "text/json_value.h"
 #include "train/init.h"
 #include "train/schedule.h"
 #include "train/synthetic/clips.h"
@@ -96,7 +97,30 @@ TEST(TrainConfig, ShippedConfigurationsAreRead) {
     ++count;
   }
   EXPECT_GT(count, 0);
-  EXPECT_NO_THROW(read_train_config(M3_SOURCE_DIR "/configs/experiments/base.json"));
+}
+
+// As scripts/experiments.py joins them: base.json, the keys of the experiment, those of the arm.
+TEST(TrainConfig, ArmsOfTheExperimentsAreRead) {
+  const std::filesystem::path folder = M3_SOURCE_DIR "/configs/experiments";
+  int arms = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().filename() == "base.json") continue;
+    const auto experiment = JsonValue::try_parse(read_file(entry.path()));
+    ASSERT_TRUE(experiment) << entry.path();
+    const JsonValue* list = experiment->find("arms");
+    for (const std::string& arm : list->keys()) {
+      if (list->find(arm)->find("same_as") != nullptr) continue;
+      std::vector<std::string> overrides;
+      for (const JsonValue* keys : {experiment->find("set"), list->find(arm)}) {
+        for (const std::string& key : keys->keys()) {
+          if (key != "eval_attention") overrides.push_back(key + "=" + keys->find(key)->dump());
+        }
+      }
+      EXPECT_NO_THROW(read_train_config(folder / "base.json", overrides)) << entry.path() << " " << arm;
+      ++arms;
+    }
+  }
+  EXPECT_EQ(arms, 15);
 }
 
 TEST(Schedule, ValuesByHand) {
