@@ -56,6 +56,21 @@ class Run:
     def done(self):
         return (self.folder / "measures.json").exists()
 
+    def call(self, command, options, cpus, log):
+        """Runs a command; returns what went wrong. At the time limit m3 train saves and ends, to be resumed."""
+        left = options.deadline - time.monotonic()
+        if left <= 0:
+            return "left for the next call"
+        pin = (lambda: os.sched_setaffinity(0, cpus)) if cpus else None
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, preexec_fn=pin)
+        try:
+            code = process.wait(left)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
+            return "stopped by --limit"
+        return None if code == 0 else f"m3 {command[1]} ended with {code}, see {log.name}"
+
     def run(self, options, cpus):
         """Trains and measures; returns (name, seconds, error or None)."""
         start = time.monotonic()
@@ -65,16 +80,16 @@ class Run:
         train = [options.m3, "train", str(CONFIGS / "base.json"), "--resume", "--threads", str(options.threads)]
         for text in overrides:
             train += ["--set", text]
-        pin = (lambda: os.sched_setaffinity(0, cpus)) if cpus else None
         with open(self.folder / "output.txt", "w") as log:
-            if subprocess.run(train, cwd=ROOT, stdout=log, stderr=log, preexec_fn=pin).returncode != 0:
-                return self.name, time.monotonic() - start, f"training failed, see {log.name}"
-            model = sorted(self.folder.glob("step-*"))[-1]
-            measure = [options.m3, "eval", str(model), "--corpus", "runs/experiments/corpus", "--attention", self.attention,
-                       "--msa-only", "--threads", str(options.threads), "--out", str(self.folder / "measures.json")]
-            result = subprocess.run(measure + self.eval, cwd=ROOT, stdout=log, stderr=log, preexec_fn=pin)
-            if result.returncode != 0:
-                return self.name, time.monotonic() - start, f"m3 eval failed, see {log.name}"
+            error = self.call(train, options, cpus, log)
+            if not error:
+                model = sorted(self.folder.glob("step-*"))[-1]
+                measure = [options.m3, "eval", str(model), "--corpus", "runs/experiments/corpus", "--attention",
+                           self.attention, "--msa-only", "--threads", str(options.threads), "--out",
+                           str(self.folder / "measures.json")]
+                error = self.call(measure + self.eval, options, cpus, log)
+        if error:
+            return self.name, time.monotonic() - start, error
         for checkpoint in self.folder.glob("step-*"):
             shutil.rmtree(checkpoint)
         for name in (".lock", "output.txt"):
@@ -205,11 +220,13 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--only", default="", help="experiments, or experiment/arm: a list")
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds; what is not done then is left for the next call")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for every run, for a larger size")
     parser.add_argument("--report", action="store_true", help="the report alone, of what is done")
     options = parser.parse_args()
     options.m3 = str((ROOT / options.m3).resolve())
     options.out = (ROOT / options.out).resolve()
+    options.deadline = time.monotonic() + options.limit
     experiments = read_experiments()
     seeds = [int(seed) for seed in options.seeds.split(",")]
     wanted = [word for word in options.only.split(",") if word]

@@ -48,7 +48,8 @@ double lap(Clock::time_point& since) {
 
 class Layer {
  public:
-  Layer(const MsaGeometry& g, int64_t length, DType dtype) : g_(g), arena_("bench", bytes_needed(g, length)) {
+  Layer(const MsaGeometry& g, int64_t length, DType dtype)
+      : g_(g), arena_("bench", bytes_needed(g, length)) {
     const int64_t T = length, H = g.heads(), R = g.groups, D = g.head_dim, X = g.index_dim;
     cu_ = {0, static_cast<int32_t>(T)};
     batch_.num_seqs = 1;
@@ -73,7 +74,9 @@ class Layer {
     do_ = draw("do", {T, H, D});
     qi_ = draw("qi", {T, R, X});
     ki_ = draw("ki", {T, X});
-    const auto alloc = [&](const char* name, DType type, const Shape& shape) { return arena_.alloc(name, type, shape); };
+    const auto alloc = [&](const char* name, DType type, const Shape& shape) {
+      return arena_.alloc(name, type, shape);
+    };
     o_ = alloc("o", dtype, {T, H, D});
     dq_ = alloc("dq", dtype, {T, H, D});
     dk_ = alloc("dk", dtype, {T, R, D});
@@ -92,11 +95,13 @@ class Layer {
     auto since = Clock::now();
     if (sparse) {
       const IndexSelectPlan plan = index_select_plan(g_, batch_, {});
-      with_workspace(plan.workspace_bytes, [&](void* w) { index_select(plan, batch_, qi_, ki_, ids_, {}, w); });
+      with_workspace(plan.workspace_bytes,
+                     [&](void* w) { index_select(plan, batch_, qi_, ki_, ids_, {}, w); });
       parts.select = lap(since);
     }
     const AttendPlan forward = attend_plan(g_, batch_, options);
-    with_workspace(forward.workspace_bytes, [&](void* w) { attend(forward, batch_, q_, k_, v_, lists, o_, lse_, w); });
+    with_workspace(forward.workspace_bytes,
+                   [&](void* w) { attend(forward, batch_, q_, k_, v_, lists, o_, lse_, w); });
     parts.forward = lap(since);
     const AttendBackwardPlan backward = attend_backward_plan(g_, batch_, options.support);
     with_workspace(backward.workspace_bytes, [&](void* w) {
@@ -121,7 +126,8 @@ class Layer {
     run(arena_.alloc_bytes("workspace", bytes));
   }
   static int64_t bytes_needed(const MsaGeometry& g, int64_t length) {
-    const int64_t row = 4 * (4 * g.heads() * g.head_dim + 8 * g.groups * g.head_dim + 4 * g.groups * g.index_dim + 4 * g.topk * g.groups);
+    const int64_t row = 4 * (4 * g.heads() * g.head_dim + 8 * g.groups * g.head_dim +
+                             4 * g.groups * g.index_dim + 4 * g.topk * g.groups);
     return length * row + (int64_t{4} << 30);  // workspaces: untouched pages cost nothing
   }
 
@@ -153,26 +159,32 @@ Pairs pairs_of(const MsaGeometry& g, int64_t length, bool sparse) {
   for (int64_t p = 0; p < length; ++p) {
     const int64_t own = p / g.block;
     const bool selects = sparse && own >= g.topk;
-    pairs.visible += static_cast<double>(selects ? (g.topk - 1) * int64_t{g.block} + p % g.block + 1 : p + 1);
+    pairs.visible +=
+        static_cast<double>(selects ? (g.topk - 1) * int64_t{g.block} + p % g.block + 1 : p + 1);
     if (selects) pairs.scored += static_cast<double>(own * g.block);
   }
   return pairs;
 }
 
-ordered_json row_of(const MsaGeometry& g, int64_t length, bool sparse, const std::vector<Parts>& rounds) {
+ordered_json row_of(const MsaGeometry& g, int64_t length, bool sparse,
+                    const std::vector<Parts>& rounds) {
   const Pairs pairs = pairs_of(g, length, sparse);
-  const double flop = 4.0 * g.heads() * g.head_dim * pairs.visible * 3.5 + 2.0 * g.groups * g.index_dim * pairs.scored;
+  const double flop = 4.0 * g.heads() * g.head_dim * pairs.visible * 3.5 +
+                      2.0 * g.groups * g.index_dim * pairs.scored;
   const double attention = median_of(rounds, [](const Parts& p) { return p.attention(); });
   std::vector<double> totals;
   for (const Parts& parts : rounds) totals.push_back(parts.total() * 1e3);
-  return {{"attention", sparse ? "msa" : "full"}, {"context", length},
+  return {{"attention", sparse ? "msa" : "full"},
+          {"context", length},
           {"ms", attention * 1e3},
           {"select_ms", median_of(rounds, [](const Parts& p) { return p.select * 1e3; })},
           {"forward_ms", median_of(rounds, [](const Parts& p) { return p.forward * 1e3; })},
           {"backward_ms", median_of(rounds, [](const Parts& p) { return p.backward * 1e3; })},
           {"kl_ms", median_of(rounds, [](const Parts& p) { return p.kl * 1e3; })},
           {"ms_with_kl", median(totals)},
-          {"rounds_ms_with_kl", totals}, {"flop", flop}, {"gflops", flop / attention * 1e-9}};
+          {"rounds_ms_with_kl", totals},
+          {"flop", flop},
+          {"gflops", flop / attention * 1e-9}};
 }
 
 }  // namespace
@@ -180,7 +192,8 @@ ordered_json row_of(const MsaGeometry& g, int64_t length, bool sparse, const std
 int bench_msa_train(const Args& args) {
   Flags flags;
   Options options("bench msa-train",
-                  "Times forward and backward of one attention layer of M3's geometry over one document: sparse (selection, "
+                  "Times forward and backward of one attention layer of M3's geometry over one "
+                  "document: sparse (selection, "
                   "attention, its backward, the index loss) and full, in turns; medians.",
                   "m3 bench msa-train --context 4096,8192 --rounds 5");
   options.add("--context", flags.context, "tokens of the document: a list");
@@ -207,17 +220,21 @@ int bench_msa_train(const Args& args) {
         if (round > 0) rounds[sparse].push_back(parts);
       }
     }
-    const ordered_json msa = row_of(g, length, true, rounds[1]), full = row_of(g, length, false, rounds[0]);
+    const ordered_json msa = row_of(g, length, true, rounds[1]),
+                       full = row_of(g, length, false, rounds[0]);
     for (const ordered_json& row : {msa, full}) {
-      fmt::print("{:>8} {:<5} {:10.1f} ms (select {:.1f}, forward {:.1f}, backward {:.1f}), with index loss {:.1f} ms, {:.1f} GFLOP/s\n",
-                 length, row["attention"].get<std::string>(), row["ms"].get<double>(), row["select_ms"].get<double>(),
-                 row["forward_ms"].get<double>(), row["backward_ms"].get<double>(), row["ms_with_kl"].get<double>(),
-                 row["gflops"].get<double>());
+      fmt::print(
+          "{:>8} {:<5} {:10.1f} ms (select {:.1f}, forward {:.1f}, backward {:.1f}), with index "
+          "loss {:.1f} ms, {:.1f} GFLOP/s\n",
+          length, row["attention"].get<std::string>(), row["ms"].get<double>(),
+          row["select_ms"].get<double>(), row["forward_ms"].get<double>(),
+          row["backward_ms"].get<double>(), row["ms_with_kl"].get<double>(),
+          row["gflops"].get<double>());
       results.push_back(row);
     }
     const double full_ms = full["ms"].get<double>();
-    fmt::print("{:>8} full / msa: {:.2f}, with the index loss {:.2f}\n", length, full_ms / msa["ms"].get<double>(),
-               full_ms / msa["ms_with_kl"].get<double>());
+    fmt::print("{:>8} full / msa: {:.2f}, with the index loss {:.2f}\n", length,
+               full_ms / msa["ms"].get<double>(), full_ms / msa["ms_with_kl"].get<double>());
   }
   if (!flags.json.empty()) {
     ordered_json document = bench_head("bench msa-train", args, ceiling.first());

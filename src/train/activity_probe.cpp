@@ -75,8 +75,8 @@ std::vector<LayerActivity> probe_activity(TrainableModel& model, const MicroBatc
   std::vector<LayerActivity> out;
   TrainTrace trace;
   trace.after_layer = [&](const TrainTrace::Layer& layer) {
-    const bool selected = config.is_sparse[layer.index] != 0 &&
-                          model.options().stage == TrainStage::kSparse;
+    const bool selected =
+        config.is_sparse[layer.index] != 0 && model.options().stage == TrainStage::kSparse;
     LayerActivity& activity = out.emplace_back();
     activity.layer = layer.index;
     activity.text_rms = rms_of(layer.x_TC, is_media, false);

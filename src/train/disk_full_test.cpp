@@ -48,10 +48,12 @@ std::vector<float> final_weights(Trainer& trainer) {
 TEST(DiskFull, AFailedCheckpointLeavesTheOneBeforeAndTheRunGoesOn) {
   const TestFolder folder("full"), undisturbed("undisturbed");
   const auto config = [](const TestFolder& output) {
-    return parse_train_config(tiny_config_json(output.str()), "run.json", {"steps=8"});  // saves at 4 and 8
+    return parse_train_config(tiny_config_json(output.str()), "run.json",
+                              {"steps=8"});  // saves at 4 and 8
   };
   Trainer(config(folder), {.stop_after = 4}).run();
-  const int64_t log_bytes = static_cast<int64_t>(std::filesystem::file_size(folder.path() / "train.jsonl"));
+  const int64_t log_bytes =
+      static_cast<int64_t>(std::filesystem::file_size(folder.path() / "train.jsonl"));
   std::string message;
   {
     Trainer trainer(config(folder), {.resume = true});
@@ -73,9 +75,11 @@ TEST(DiskFull, AFailedCheckpointLeavesTheOneBeforeAndTheRunGoesOn) {
 
 TEST(DiskFull, ALogThatCannotBeWrittenStopsTheRunAndKeepsTheCheckpoint) {
   const TestFolder folder("full-log");
-  const TrainConfig config = parse_train_config(tiny_config_json(folder.str()), "run.json", {"steps=8"});
+  const TrainConfig config =
+      parse_train_config(tiny_config_json(folder.str()), "run.json", {"steps=8"});
   Trainer(config, {.stop_after = 4}).run();
-  const int64_t log_bytes = static_cast<int64_t>(std::filesystem::file_size(folder.path() / "train.jsonl"));
+  const int64_t log_bytes =
+      static_cast<int64_t>(std::filesystem::file_size(folder.path() / "train.jsonl"));
   std::string message;
   {
     Trainer trainer(config, {.resume = true});
