@@ -69,6 +69,7 @@ expect 1 'no-such-picture.png' "$m3" run $model -p x --image no-such-picture.png
 expect 1 'no-such-film.mp4' "$m3" run $model -p x --video no-such-film.mp4
 expect 1 'no-such-text.txt' "$m3" run $model -p x --file no-such-text.txt
 expect 1 'vision' "$m3" run tests/golden/models/tiny-text -p x --image tests/golden/media/broken/jpeg_named.png
+expect 0 '.' "$m3" run --image examples/picture.png $model -p x --max-tokens 1  # an option takes one value, not the model too
 expect 1 'no golden found' "$m3" verify src/base
 expect 1 'no case ran' "$m3" verify tests/golden/msa --filter no-such-case
 expect 1 'no such file' "$m3" verify no-such-folder

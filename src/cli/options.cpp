@@ -82,7 +82,8 @@ void Options::add(const std::string& names, std::optional<std::string>& value, c
   impl_->app.add_option(names, value, help);
 }
 void Options::add(const std::string& names, std::vector<std::string>& values, const std::string& help) {
-  impl_->app.add_option(names, values, help)->take_all();
+  // One value each time, else `--image F MODEL` would take the model for a picture.
+  impl_->app.add_option(names, values, help)->take_all()->expected(1)->allow_extra_args(false);
 }
 void Options::flag(const std::string& names, bool& value, const std::string& help) {
   impl_->app.add_flag(names, value, help);
