@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the client tests: tests/clients/run.sh M3 SCRIPTED_SERVER MODEL WORK_FOLDER. The official clients and a coding agent are
-# installed into WORK_FOLDER/venv once. Exit code 77 (skipped) where they cannot be installed.
+# Runs the client tests: tests/clients/run.sh SCRIPTED_SERVER MODEL WORK_FOLDER [PYTEST...]. The official clients and a coding agent
+# are installed into WORK_FOLDER/venv once. Exit code 77 (skipped) where they cannot be installed.
 set -euo pipefail
-m3=$1 server=$2 model=$3 work=$4
+server=$1 model=$2 work=$3
 here=$(cd "$(dirname "$0")" && pwd)
 python=$work/venv/bin/python
 wanted=$(cat "$here"/requirements*.txt)
@@ -19,5 +19,5 @@ if [[ ! -e $work/installed.txt || $(<"$work/installed.txt") != "$wanted" ]]; the
   fi
   echo "$wanted" >"$work/installed.txt"
 fi
-export M3=$m3 M3_SCRIPTED_SERVER=$server M3_TEST_MODEL=$model PYTHONDONTWRITEBYTECODE=1 OMP_WAIT_POLICY=passive
-exec "$python" -m pytest -q -rs -p no:cacheprovider "$here" "${@:5}"
+export M3_SCRIPTED_SERVER=$server M3_TEST_MODEL=$model PYTHONDONTWRITEBYTECODE=1 OMP_WAIT_POLICY=passive
+exec "$python" -m pytest -q -rs -p no:cacheprovider "$here" "${@:4}"
