@@ -26,7 +26,7 @@ def test_coding_agent(server, tmp_path, model, path):
         command += ["--config", f"{key}={value}"]
     offline = {"HOME": str(tmp_path), "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1",
                "MSWEA_GLOBAL_CONFIG_DIR": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    run = subprocess.run(command, env={**os.environ, **offline}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(command, env={**os.environ, **offline}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stdout + run.stderr
 
     trajectory = json.loads(log.read_text())
