@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains m3-nano from nothing (docs/training.md): packages, program, corpus, tokenizer, training, measures. Every part is
+# Trains m3-nano from nothing (docs/training.md): packages, program, corpus, tokenizer, training, model folder, measures. Every part is
 # skipped if it is there already, and training resumes where it stopped, so the script can be started again at any time.
 #   scripts/train-nano.sh [SEED] [KEY=VALUE ...]      e.g. scripts/train-nano.sh 1 steps=2000
 # In the background: nohup nice scripts/train-nano.sh 0 > train-nano.log 2>&1 &
@@ -33,6 +33,11 @@ for word in "$@"; do overrides+=(--set "$word"); done
 step "training into $output"
 "$m3" train configs/train/nano.json --resume "${overrides[@]}"
 model=$(ls -d "$output"/step-* | sort | tail -1)
-step "measures of $model"
-"$m3" eval "$model" --corpus runs/nano/corpus --count 256 --out "$output/measures.json"
+release=$output/m3-nano
+step "the model without what training keeps, as models/m3-nano: $release"
+mkdir -p "$release"
+cp "$model"/*.json "$model"/model.safetensors "$release"/
+printf '{\n "eos_token_id": 1044,\n "temperature": 0\n}\n' >"$release/generation_config.json"
+step "measures"
+"$m3" eval "$release" --corpus runs/nano/corpus --count 256 --out "$output/measures.json"
 "$m3" plot "$output" --out "$output/curves.html"

@@ -132,7 +132,7 @@ data::Document fact_document(uint64_t seed, uint64_t index, const FactOptions& o
     const bool fixed = i == 0 && options.depth >= 0;
     places.push_back({fixed ? static_cast<size_t>(options.depth * static_cast<double>(filler.size()) + .5) : anywhere, i});
   }
-  if (options.num_tokens == 0) {  // else the questions would follow the order of the facts
+  if (bare) {  // else the questions would follow the order of the facts
     for (size_t i = places.size(); i > 1; --i) std::swap(places[i - 1], places[random.below(i)]);
   }
   std::stable_sort(places.begin(), places.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
