@@ -27,7 +27,7 @@ ask --file examples/agents.txt -p "Who is agent Yuki?"
 step "a text of more than 100,000 tokens, random weights (a minute or two)"
 text=$(mktemp --suffix .txt)
 trap 'rm -f "$text"' EXIT
-head -c 215000 < <(cat docs/spec/*.md docs/*.md src/*/*.h src/ops/*/*.h) >"$text"
+head -c 215000 < <(cat docs/spec/*.md docs/*.md src/*/*.h src/ops/*/*.h) | iconv -c -f UTF-8 -t UTF-8 >"$text"
 $m3 run tests/golden/models/tiny-vl -p "What is this about?" --file "$text" --thinking disabled --max-tokens 16 --temperature 0
 
 step "block-sparse against full attention at 100,000 tokens, one layer of M3's geometry (a minute or two)"

@@ -157,12 +157,12 @@ def results_of(run, losses):
         if count:
             value = sum(e[kind] * e[kind + "s"] for e in entries) / count
             out[f"training loss at the end: {source}"] = {"value": value, "unit": "nats/token", "chance": None}
-    norms = [r["groups"]["text"]["norm"] or float("inf") for r in records]
+    norms = [r["groups"]["text"]["norm"] for r in records if r["groups"]["text"]["norm"] is not None]
     out["largest gradient norm of the text model"] = {"value": max(norms), "unit": "", "chance": None}
     skipped = sum("skipped" in r for r in records)
     if skipped:
         out["updates skipped"] = {"value": skipped, "unit": "", "chance": 0}
-    selection = [s for r in records[-len(last):] for s in r.get("selection", [])]
+    selection = [s for r in last for s in r.get("selection", [])]
     for key in ("captured", "oracle", "block_recall", "score_recall"):
         values = [s[key] for s in selection if key in s]
         if values:
@@ -180,6 +180,7 @@ def cell(values):
 
 def report(experiments, runs_of, options):
     """report.md, results.json and the curves."""
+    options.out.mkdir(parents=True, exist_ok=True)
     text, results = "", {}
     for name, config in experiments.items():
         table = {}
@@ -203,7 +204,7 @@ def report(experiments, runs_of, options):
             chance = "" if found["chance"] is None else f"{found['chance']:.3g}"
             text += f"| {row}{unit} | " + " | ".join(cells) + f" | {chance} |\n"
         text += "\n"
-        folders = [str(runs_of(name, arm)[0].folder) for arm in table]
+        folders = [str(next(r for r in runs_of(name, arm) if r.done()).folder) for arm in table]
         for title in config.get("charts", []):
             svg = options.out / f"{name}-{re.sub('[^a-z0-9]+', '-', title.lower())}.svg"
             subprocess.run([options.m3, "plot", *folders, "--only", title, "--points", "60", "--out", str(svg)], cwd=ROOT)
@@ -221,9 +222,11 @@ def main():
     parser.add_argument("--only", default="", help="experiments, or experiment/arm: a list")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds; what is not done then is left for the next call")
-    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for every run, for a larger size")
+    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for every run, for a larger size; with an --out of its own")
     parser.add_argument("--report", action="store_true", help="the report alone, of what is done")
     options = parser.parse_args()
+    if options.set and options.out == parser.get_default("out"):
+        parser.error("--set makes other runs than those of the default --out: name another folder")
     options.m3 = str((ROOT / options.m3).resolve())
     options.out = (ROOT / options.out).resolve()
     options.deadline = time.monotonic() + options.limit
@@ -236,6 +239,9 @@ def main():
         owner, its_arm = shared.split("/") if shared else (name, arm)
         return [Run(options.out, owner, its_arm, seed, experiments[owner]) for seed in seeds]
 
+    known = set(experiments) | {f"{name}/{arm}" for name, config in experiments.items() for arm in config["arms"]}
+    if not known.issuperset(wanted):
+        parser.error(f"--only {options.only}: want some of {', '.join(sorted(known))}")
     runs = {}
     for name, config in experiments.items():
         for arm in config["arms"]:

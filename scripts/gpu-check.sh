@@ -72,8 +72,8 @@ for what in $steps; do
       step 300 msa_prefill_short "$prefill" --rounds 20 --paths tile,hybrid,split \
         --only 40+60000,100+131072,182+17500,300+131072,338+74000,151+140000/176+126000,640+131072,1000+131072
       step 300 msa_prefill_long "$prefill" --rounds 3 --paths hybrid --only 524288,1048576
-      step 300 msa_prefill_int8 "$prefill" --rounds 10 --paths hybrid --index8 15,32,exact --only 32768,131072
-      step 300 msa_prefill_int8_long "$prefill" --rounds 3 --rho 0.99 --paths hybrid --index8 15,32,exact \
+      step 300 msa_prefill_int8 "$prefill" --rounds 10 --paths hybrid --index8 15,24,32,exact --only 32768,65536,131072
+      step 300 msa_prefill_int8_long "$prefill" --rounds 3 --rho 0.99 --paths hybrid --index8 15,24,32,exact \
         --only 524288,1048576
       step 300 msa_prefill_mix "$build/m3" bench msa --device cuda --workload benchmarks/workloads/prefill_shapes.json \
         --rho 0.99 --runs 15 --attention msa --json "$out/msa_prefill_mix.json"

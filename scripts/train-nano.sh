@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains m3-nano from nothing (docs/training.md): packages, program, corpus, tokenizer, training, model folder, measures. Every part is
+# Trains m3-nano from nothing (docs/training.md): packages, program, corpus, tokenizer, training, model folder, measures. Every part but the measures is
 # skipped if it is there already, and training resumes where it stopped, so the script can be started again at any time.
 #   scripts/train-nano.sh [SEED] [KEY=VALUE ...]      e.g. scripts/train-nano.sh 1 steps=2000
 # In the background: nohup nice scripts/train-nano.sh 0 > train-nano.log 2>&1 &

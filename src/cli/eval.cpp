@@ -22,7 +22,7 @@ int command_eval(const Args& args) {
                   "Measures a model on documents that training never draws: pictures, clips, facts "
                   "hidden in long text (with MSA, and "
                   "the same weights with a random index, a window, dense attention), chat, bits "
-                  "per byte. An answer counts if all of "
+                  "per byte. Cards are fresh ones of items that training draws too. An answer counts if all of "
                   "it is right, greedily decoded.",
                   "m3 eval runs/nano/seed-0/step-00011400 --corpus runs/nano/corpus\n"
                   "  m3 eval models/m3-nano --only facts --corpus runs/nano/corpus --json");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "text/placeholders.h"
 
 namespace m3 {
@@ -24,8 +25,14 @@ std::vector<double> step_times(const MediaRows& rows) {
   return seconds;
 }
 
-void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  for (size_t at = text.find(from); at != text.npos; at = text.find(from, at + to.size())) text.replace(at, from.size(), to);
+std::string replaced(const std::string& text, std::string_view from, std::string_view to) {
+  std::string out;
+  size_t at = 0;
+  for (size_t found = text.find(from); found != text.npos; found = text.find(from, at)) {
+    out.append(text, at, found - at).append(to);
+    at = found + from.size();
+  }
+  return out.append(text, at);
 }
 
 // Texts on their way through the template, which sees stand-ins, so that nothing inside them is taken for a marker; they are
@@ -46,11 +53,10 @@ class PlainTexts {
       }
     }
     std::string rendered = render_chat(hidden, tools, options);
-    replace_all(rendered, chat_token::kImage, stand_in("i"));
-    replace_all(rendered, chat_token::kVideo, stand_in("v"));
-    replace_all(rendered, stand_in("I"), chat_token::kImage);
-    replace_all(rendered, stand_in("V"), chat_token::kVideo);
-    return rendered;
+    rendered = replaced(rendered, chat_token::kImage, stand_in("i"));
+    rendered = replaced(rendered, chat_token::kVideo, stand_in("v"));
+    rendered = replaced(rendered, stand_in("I"), chat_token::kImage);
+    return replaced(rendered, stand_in("V"), chat_token::kVideo);
   }
 
   // The template drops some messages and keeps the order of the others.
@@ -66,7 +72,7 @@ class PlainTexts {
       } else {
         size_t index = next;
         while (index < texts_.size() && name != std::to_string(index)) ++index;
-        if (index == texts_.size()) continue;  // the model wrote such a character
+        M3_CHECK(index < texts_.size(), "the template repeats or reorders messages");
         text = texts_[index];
         next = index + 1;
       }
@@ -79,7 +85,8 @@ class PlainTexts {
   }
 
  private:
-  static constexpr char kBegin = '\x1e', kEnd = '\x1f';
+  // Bytes that no UTF-8 text holds, so nobody can write a stand-in.
+  static constexpr char kBegin = '\xfe', kEnd = '\xff';
   static std::string stand_in(std::string_view name) { return fmt::format("{}{}{}", kBegin, name, kEnd); }
   std::vector<std::string> texts_;
 };

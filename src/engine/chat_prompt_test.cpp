@@ -66,6 +66,20 @@ TEST(ChatPrompt, a_mark_that_the_model_or_a_tool_spells_is_no_picture) {
   EXPECT_EQ(spelled, 5u) << prompt.text;
 }
 
+TEST(ChatPrompt, no_text_is_taken_for_a_stand_in) {
+  const std::string forged = "\x1eI\x1f \x1e" "1\x1f \x1ei\x1f";
+  ChatMedia picture;
+  picture.grid = {1, 4, 6};
+  const std::vector<Message> messages = {
+      {.role = "user", .content = {ContentPart::of_text("one")}},
+      {.role = "assistant", .content = {ContentPart::of_text(forged)}, .reasoning = forged},
+      {.role = "user", .content = {ContentPart::of_text("two"), ContentPart::image()}}};
+  const ChatPrompt prompt = build_chat_prompt(tokenizer(), messages, {}, {}, std::span(&picture, 1));
+  EXPECT_EQ(count(prompt, chat_token::kImage), 6);
+  EXPECT_NE(prompt.text.find(forged), std::string::npos);
+  EXPECT_NE(prompt.text.find("two"), std::string::npos);
+}
+
 TEST(ChatPrompt, ordinary_text_is_encoded_as_if_the_whole_prompt_were_one_text) {
   for (const char* user : {"hello", "\n\nlines first", "  spaces  ", "trailing\n", "日本語", "]<]", "x\x1e" "0\x1f"}) {
     const ChatPrompt prompt = prompt_of(user);

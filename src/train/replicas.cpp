@@ -1,5 +1,7 @@
 #include "train/replicas.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -24,10 +26,10 @@ void Replicas::set_options(const TrainOptions& options) {
 }
 
 void Replicas::add_to_plan(MemoryPlan& plan) const {
-  for (size_t r = 0; r < models_.size(); ++r) {
-    models_[r]->add_to_plan(plan);
-    plan.add("gradients of a replica", gradients_[r].arena.used_bytes());
-  }
+  MemoryPlan one;
+  models_[0]->add_to_plan(one);
+  const auto count = static_cast<int64_t>(models_.size());
+  plan.add(fmt::format("{} replicas", count), count * (one.total_bytes() + gradients_[0].arena.used_bytes()));
 }
 
 std::vector<MicroBatchResult> Replicas::forward_backward(

@@ -323,7 +323,10 @@ void read_model(const json& root, TrainConfig& out) {
 
 std::string identity_of(json root, const std::string& model_json) {
   for (const char* key : {"output", "save", "log"}) root.erase(key);
-  if (root.contains("compute")) root["compute"].erase("threads");
+  if (root.contains("compute")) {
+    root["compute"].erase("threads");
+    if (root["compute"].value("replicas", 1) == 1) root["compute"].erase("replicas");
+  }
   root["model"] = json::parse(model_json);
   return root.dump();
 }
