@@ -447,7 +447,9 @@ TEST(Scheduling, five_hundred_requests_with_random_cancels) {
       fake.engine.check_pages();
     }
     EXPECT_EQ(fake.engine.pages().num_available(), 42);
+#ifndef __SANITIZE_ADDRESS__  // which keeps freed memory for a while
     EXPECT_LT(resident_bytes() - resident_half_way, 16 << 20) << "memory grows";
+#endif
     std::map<FinishReason, int> reasons;
     for (size_t i = 0; i < results.size(); ++i) {
       ASSERT_EQ(results[i].num_finished, 1) << i;

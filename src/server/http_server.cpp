@@ -7,6 +7,7 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <boost/beast/version.hpp>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -38,6 +39,7 @@ const char* http_status_text(int status) {
 namespace {
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+constexpr std::chrono::seconds kLongestClosing{2};  // of all connections, when the server stops
 
 // Bytes of one answer on their way from any thread to the connection's coroutine.
 class Exchange : public std::enable_shared_from_this<Exchange> {
@@ -193,8 +195,37 @@ struct HttpServer::Impl {
   tcp::acceptor acceptor{io};
   std::atomic<int> connections = 0, answering = 0;
   std::atomic<bool> draining = false;
+  std::map<tcp::socket*, std::shared_ptr<Exchange>> open;  // of the io thread: connections, what each is answering
   std::optional<WorkerPool> workers;
   std::thread io_thread;
+
+  // A connection is in `open` as long as this lives.
+  class Listed {
+   public:
+    Listed(std::map<tcp::socket*, std::shared_ptr<Exchange>>& open, tcp::socket* socket)
+        : open_(open), socket_(socket) {
+      open_.emplace(socket_, nullptr);
+    }
+    ~Listed() { open_.erase(socket_); }
+    Listed(const Listed&) = delete;
+    Listed& operator=(const Listed&) = delete;
+
+   private:
+    std::map<tcp::socket*, std::shared_ptr<Exchange>>& open_;
+    tcp::socket* socket_;
+  };
+
+  void close_all() {
+    beast::error_code ignored;
+    acceptor.close(ignored);
+    for (auto& [socket, exchange] : open) {
+      socket->close(ignored);
+      if (exchange) {
+        exchange->mark_gone();
+        exchange->wake().cancel();
+      }
+    }
+  }
 
   asio::awaitable<void> accept_loop() {
     while (acceptor.is_open()) {
@@ -233,6 +264,7 @@ struct HttpServer::Impl {
   asio::awaitable<void> serve(beast::tcp_stream stream) {
     beast::flat_buffer buffer;
     beast::error_code ignored;
+    const Listed listed(open, &stream.socket());
     const auto peer = stream.socket().remote_endpoint(ignored);
     const std::string client = fmt::format("{}:{}", peer.address().to_string(), peer.port());
     for (;;) {
@@ -245,9 +277,11 @@ struct HttpServer::Impl {
       auto exchange = std::make_shared<Exchange>(io_owner, limits.max_unsent_bytes, keep_alive,
                                                  parser.get().version() >= 11);
       ++answering;
+      open[&stream.socket()] = exchange;
       dispatch(parser.release(), client, exchange);
       const bool written = co_await write_answer(stream, buffer, *exchange);
       --answering;
+      open[&stream.socket()] = nullptr;
       exchange->mark_gone();
       if (!written || !keep_alive || !exchange->chunked()) break;
     }
@@ -308,7 +342,8 @@ struct HttpServer::Impl {
     stream.expires_after(std::chrono::seconds(2));
     co_await asio::async_write(stream, asio::buffer(bytes), kAwait);
     // A client still sending would see a reset instead of the answer: read on for a moment.
-    stream.socket().shutdown(tcp::socket::shutdown_send);
+    beast::error_code ignored;
+    stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
     std::array<char, 4096> rest;
     for (int i = 0; i < 256; ++i) {
       auto [read_error, bytes_read] = co_await stream.async_read_some(asio::buffer(rest), kAwait);
@@ -429,6 +464,11 @@ bool HttpServer::drain(std::chrono::milliseconds timeout) {
 
 void HttpServer::stop() {
   if (!impl_->io_thread.joinable()) return;
+  // Connections must end by themselves: the frame of one holds its exchange, that the io_context, and that the frame.
+  asio::post(impl_->io, [this] { impl_->close_all(); });
+  const auto deadline = std::chrono::steady_clock::now() + kLongestClosing;
+  while (impl_->connections > 0 && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   impl_->io.stop();
   impl_->io_thread.join();
   impl_->workers.reset();  // waits for handlers; what they answer goes nowhere
