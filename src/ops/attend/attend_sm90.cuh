@@ -130,16 +130,6 @@ __device__ __forceinline__ void store_partial(uint4* partial_o, float2* partial_
   }
 }
 
-inline int sm_count() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    M3_CUDA_CHECK(cudaGetDevice(&device));
-    M3_CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
-    return value;
-  }();
-  return count;
-}
-
 // k or v as (channel, token, head, page); a packed tensor is one page.
 inline CUtensorMap kv_map(const AttendCudaArgs& a, const void* data) {
   const int64_t R = a.geometry.groups, row = kDim * 2;

@@ -41,16 +41,6 @@ struct Schedule {
   }
 };
 
-inline int sm_count() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    M3_CUDA_CHECK(cudaGetDevice(&device));
-    M3_CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
-    return value;
-  }();
-  return count;
-}
-
 inline int64_t align_up(int64_t bytes) {
   return (bytes + 255) / 256 * 256;
 }
