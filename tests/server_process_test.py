@@ -141,6 +141,28 @@ class Kill(unittest.TestCase):
             self.assertEqual(again.end(), 0)
 
 
+class Offload(unittest.TestCase):
+    def test_chats_come_back_from_the_file_and_a_kill_leaves_none(self):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = ("--cache-tokens", 256, "--offload-dir", folder, "--offload-gib", 0.05)
+            server = Server(self, *flags)
+            def cached(chat):
+                status, data = server.call("POST", "/v1/completions", {"prompt": f"{chat} " + "word " * 100, "max_tokens": 4, "temperature": 0})
+                self.assertEqual(status, 200, data)
+                usage = json.loads(data)["usage"]
+                return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+            for chat in range(6):
+                self.assertGreater(cached(chat), 50)
+            for chat in range(6):
+                self.assertEqual(cached(chat), 1, "only the last token is computed again")
+            metrics = server.metrics()
+            self.assertGreater(metrics["m3:offload_restored_blocks_total"], 20)
+            self.assertEqual(metrics["m3:offload_failures_total"], 0)
+            self.assertLess(metrics["m3:offload_capacity_blocks"] * metrics["m3:cache_block_bytes"], 0.05 * 2**30 + 1)
+            server.kill()
+            self.assertEqual(list(pathlib.Path(folder).iterdir()), [])
+
+
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
 
 

@@ -29,7 +29,8 @@ struct ServeFlags {
                      late_system = "refuse";
   std::vector<std::string> names, api_keys, cors_origins;
   std::optional<std::string> api_key_file;
-  std::string media_path, files_dir;
+  std::string media_path, files_dir, offload_dir;
+  double offload_gib = 8;
   int64_t port = 8000, max_requests = 16, step_tokens = SessionOptions::kDefaultStepTokens,
           max_queue = 1024;
   int64_t max_connections = 4096, max_body_mib = 256, draft_tokens = 0;
@@ -97,6 +98,9 @@ ServeFlags parse(const Args& args) {
   options.add("--max-body-mib", flags.max_body_mib, "largest request body");
   options.flag("--no-prefix-cache", flags.no_prefix_cache,
                "compute every prompt from its beginning");
+  options.add("--offload-dir", flags.offload_dir,
+              "folder for a file to which cache pages go that make room, until they are needed again");
+  options.add("--offload-gib", flags.offload_gib, "most that this file takes");
   options.add("--draft-tokens", flags.draft_tokens,
               "speculation by prompt lookup: tokens guessed a step (0: off)");
   options.choice("--default-thinking", flags.thinking, {"enabled", "disabled", "adaptive"},
@@ -125,6 +129,10 @@ ServeFlags parse(const Args& args) {
   }
   if (flags.max_queue < 0 || flags.draft_tokens < 0)
     throw UsageError{"--max-queue and --draft-tokens must be 0 or more"};
+  if (!(flags.offload_gib > 0 && flags.offload_gib < 1 << 20))
+    throw UsageError{"--offload-gib must be above 0 and below 1048576"};
+  if (flags.no_prefix_cache && !flags.offload_dir.empty())
+    throw UsageError{"--offload-dir keeps pages of the prefix cache: leave --no-prefix-cache out"};
   if (!is_loopback(flags.host) && keys_of(flags).empty() && !flags.allow_no_key) {
     throw UsageError{
         fmt::format("--host {} is not this machine alone: set --api-key KEY, or say --allow-no-key",
@@ -185,6 +193,8 @@ SessionOptions session_options(const ServeFlags& flags, const Checkpoint& checkp
         config.vision->segment_max_frames * (kVideoBounds.max_pixels / (kPatchSize * kPatchSize));
   }
   options.engine.prefix_cache = !flags.no_prefix_cache;
+  options.engine.offload_dir = flags.offload_dir;
+  options.engine.offload_bytes = static_cast<int64_t>(flags.offload_gib * (1 << 30));
   options.engine.max_waiting = flags.max_queue;
   options.engine.max_queue_seconds = flags.queue_seconds;
   options.engine.max_step_seconds = flags.max_step_ms / 1e3;

@@ -29,6 +29,12 @@ EngineOptions completed(EngineOptions options, const EngineModelSizes& sizes) {
   return options;
 }
 
+std::unique_ptr<PageTier> open_tier(EngineModel& model, const EngineOptions& options) {
+  if (options.offload_dir.empty()) return nullptr;
+  M3_CHECK(options.prefix_cache, "pages cannot be kept in {} without the prefix cache", options.offload_dir.string());
+  return std::make_unique<FilePageTier>(model, options.offload_dir, options.offload_bytes);
+}
+
 }  // namespace
 
 const char* finish_reason_name(FinishReason reason) { return kReasonNames[static_cast<size_t>(reason)]; }
@@ -37,7 +43,8 @@ Engine::Engine(EngineModel& model, const Tokenizer& tokenizer, const EngineOptio
     : model_(model),
       tokenizer_(tokenizer),
       options_(completed(options, model.sizes())),
-      pages_(model.sizes().num_pages, model.sizes().page_tokens, options.prefix_cache),
+      tier_(open_tier(model, options)),
+      pages_(model.sizes().num_pages, model.sizes().page_tokens, options.prefix_cache, tier_.get()),
       media_cache_(options.media_cache_bytes),
       plan_(std::make_unique<Plan>()) {
   M3_CHECK(tokenizer.size() <= model.config().text.vocab_size, "the tokenizer has {} ids, the model's vocabulary {}",
@@ -376,7 +383,13 @@ void Engine::update_gauges() {
   metrics_.pages_free = pages_.num_free();
   metrics_.pages_cached = pages_.num_idle();
   metrics_.pages_used = pages_.num_pages() - pages_.num_available();
-  metrics_.pages_evicted = pages_.num_evicted();
+  metrics_.page_bytes = model_.sizes().page_bytes;
+  metrics_.offload_slots = tier_ != nullptr ? tier_->num_slots() : 0;
+  metrics_.offload_used = pages_.num_stored();
+  metrics_.pages_evicted = pages_.counts().evicted;
+  metrics_.pages_offloaded = pages_.counts().stored;
+  metrics_.pages_restored = pages_.counts().restored;
+  metrics_.offload_failures = pages_.counts().failed;
   metrics_.media_cache_bytes = media_cache_.bytes();
   metrics_.waiting_by_reason = {};
   for (const SequencePtr& sequence : waiting_) ++metrics_.waiting_by_reason[static_cast<size_t>(sequence->wait_reason)];

@@ -8,6 +8,7 @@
 // speculation: draws go by seed and position, and the model's rows are the same bits in every batch (docs/serving.md).
 #pragma once
 #include <deque>
+#include <filesystem>
 #include <memory>
 #include <stdexcept>
 
@@ -23,6 +24,8 @@ namespace m3 {
 struct EngineOptions {
   int64_t max_step_tokens = 0;    // rows of one step; 0: as many as the model takes
   bool prefix_cache = true;       // keep pages of ended requests and reuse them
+  std::filesystem::path offload_dir;  // pages that make room go to a file there, and come back on a hit; empty: no
+  int64_t offload_bytes = int64_t{8} << 30;  // most of them
   int64_t max_waiting = 1024;     // more are refused (QueueFull)
   double max_queue_seconds = 0;   // a request that was never admitted ends with kDeadline after so long; 0: no limit
   double max_step_seconds = 0;    // chunks of prompts are cut so that a step with answers in it takes about so long; 0: no
@@ -99,6 +102,7 @@ class Engine {
   EngineModel& model_;
   const Tokenizer& tokenizer_;
   EngineOptions options_;
+  std::unique_ptr<PageTier> tier_;  // null: none
   PageCache pages_;
   MediaCache media_cache_;
   EngineMetrics metrics_;

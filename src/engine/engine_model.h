@@ -1,5 +1,5 @@
 // What the engine knows of a model: steps over packed tokens of several sequences whose keys and values lie in pages,
-// a tower for media, and the copy of a page. A model on any device fits behind it; CpuEngineModel is the first.
+// a tower for media, and copies of pages. A model on any device fits behind it; CpuEngineModel is the first.
 //
 // A page is one object: K, V and index keys of its positions in every layer, addressed by one id (msa.md §6).
 // There is no call for a part of it. The engine decides which pages hold what (page_cache.h).
@@ -14,7 +14,7 @@ namespace m3 {
 struct EngineModelSizes {
   int64_t num_pages = 0;
   int page_tokens = 0;
-  int64_t page_bytes = 0;           // of all lanes; for the memory plan and metrics
+  int64_t page_bytes = 0;           // of all lanes
   int64_t max_step_tokens = 0;
   int64_t max_sequences = 0;        // of a step
   int64_t max_logit_rows = 0;       // of a step
@@ -44,6 +44,9 @@ class EngineModel {
   virtual std::shared_ptr<const MediaFeatures> encode_media(const MediaInput& media) = 0;
 
   virtual void copy_page(int32_t from, int32_t to) = 0;
+  // A page as page_bytes bytes of host memory, all lanes, and back: for pages that leave the cache (page_tier.h).
+  virtual void read_page(int32_t page, std::span<std::byte> bytes) = 0;
+  virtual void write_page(int32_t page, std::span<const std::byte> bytes) = 0;
 };
 
 // A Model and its cache. The model must outlive it.
@@ -57,6 +60,8 @@ class CpuEngineModel : public EngineModel {
   int64_t num_features(const VisionGrid& grid) const override { return model_.num_features(grid); }
   std::shared_ptr<const MediaFeatures> encode_media(const MediaInput& media) override;
   void copy_page(int32_t from, int32_t to) override { cache_.copy_page(from, to); }
+  void read_page(int32_t page, std::span<std::byte> bytes) override { cache_.read_page(page, bytes); }
+  void write_page(int32_t page, std::span<const std::byte> bytes) override { cache_.write_page(page, bytes); }
 
  private:
   Model& model_;

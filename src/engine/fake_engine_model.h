@@ -14,7 +14,10 @@ class FakeEngineModel : public EngineModel {
   FakeEngineModel(ModelConfig config, const EngineModelSizes& sizes, int memory = 0)
       : config_(std::move(config)), sizes_(sizes), memory_(memory), slots_(sizes.num_pages * sizes.page_tokens),
         arena_("logits", sizes.max_logit_rows * config_.text.vocab_size * int64_t{sizeof(float)} + Arena::kAlignment),
-        logits_LV_(arena_.alloc("logits", DType::kF32, {sizes.max_logit_rows, config_.text.vocab_size})) {}
+        logits_LV_(arena_.alloc("logits", DType::kF32, {sizes.max_logit_rows, config_.text.vocab_size})) {
+    sizes_.page_bytes = page_bytes(sizes.page_tokens);
+  }
+  static int64_t page_bytes(int page_tokens) { return page_tokens * int64_t{sizeof(Slot)}; }
 
   const ModelConfig& config() const override { return config_; }
   const EngineModelSizes& sizes() const override { return sizes_; }
@@ -35,6 +38,15 @@ class FakeEngineModel : public EngineModel {
     ++num_copied;
     std::copy_n(slots_.begin() + int64_t{from} * sizes_.page_tokens, sizes_.page_tokens,
                 slots_.begin() + int64_t{to} * sizes_.page_tokens);
+  }
+
+  void read_page(int32_t page, std::span<std::byte> bytes) override {
+    M3_CHECK(std::ssize(bytes) == sizes_.page_bytes, "{} bytes of a page", bytes.size());
+    std::memcpy(bytes.data(), &slots_[int64_t{page} * sizes_.page_tokens], bytes.size());
+  }
+  void write_page(int32_t page, std::span<const std::byte> bytes) override {
+    M3_CHECK(std::ssize(bytes) == sizes_.page_bytes, "{} bytes of a page", bytes.size());
+    std::memcpy(&slots_[int64_t{page} * sizes_.page_tokens], bytes.data(), bytes.size());
   }
 
   Tensor step(const StepInput& input) override {

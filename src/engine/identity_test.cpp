@@ -1,5 +1,7 @@
 // Greedy answers are the same bytes whatever the engine does: on real (small) checkpoints, in f32 and bf16, with M3's
 // blocks of 128 tokens. The fake model's tests (scheduling_test.cpp) cover the bookkeeping; here the operators count.
+#include <unistd.h>
+
 #include "engine/fake_engine_test.h"
 
 namespace m3::test {
@@ -99,6 +101,30 @@ TEST_P(Identity, eviction_and_preemption_do_not_show) {
   EXPECT_EQ(text.answers(requests), want);
   EXPECT_GT(text.engine.metrics().preemptions, 0);
   EXPECT_GT(text.engine.metrics().pages_evicted, 0);
+}
+
+// cache-04, sched-07: each prompt is evicted to the file and comes back, with hits at 128k + 0, 1, 64, 127 tokens.
+TEST_P(Identity, cache_04_offloading_does_not_show) {
+  const std::vector<GenerationRequest> requests = requests_with_shared_prefixes();
+  std::vector<GenerationRequest> other;  // each needs all pages but one
+  for (uint64_t i = 0; i < requests.size(); ++i) other.push_back(greedy(random_ids(500 + i, 5 * 128 - 20), 4));
+  const auto want = alone(requests), want_other = alone(other);
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("m3-identity-{}", ::getpid());
+  {
+    TextEngine text({.dtype = GetParam(), .num_pages = 6, .engine = {.offload_dir = folder}});
+    for (int round = 0; round < 2; ++round) {
+      for (size_t i = 0; i < requests.size(); ++i) {
+        const int64_t restored = text.engine.metrics().pages_restored, hits = text.engine.metrics().prefix_hit_tokens;
+        EXPECT_EQ(text.answers({&requests[i], 1}).front(), want[i]) << "request " << i << " of round " << round;
+        EXPECT_EQ(text.answers({&other[i], 1}).front(), want_other[i]) << "other " << i << " of round " << round;
+        if (round == 0) continue;
+        EXPECT_GT(text.engine.metrics().pages_restored, restored + 4) << i;
+        EXPECT_EQ(text.engine.metrics().prefix_hit_tokens - hits, std::ssize(requests[i].prompt) + std::ssize(other[i].prompt) - 2);
+      }
+    }
+    EXPECT_EQ(text.engine.metrics().offload_failures, 0);
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST_P(Identity, speculation_does_not_show) {

@@ -33,6 +33,8 @@ struct EngineMetrics {
   // Gauges
   int64_t running = 0, waiting = 0;
   int64_t pages_total = 0, pages_free = 0, pages_cached = 0, pages_used = 0;  // cached: reusable and evictable
+  int64_t page_bytes = 0;
+  int64_t offload_slots = 0, offload_used = 0;  // pages that the second tier has room for; that it holds
   int64_t media_cache_bytes = 0;
   std::array<int64_t, kWaitReasonNames.size()> waiting_by_reason = {};
 
@@ -42,6 +44,7 @@ struct EngineMetrics {
   int64_t answer_tokens = 0;
   int64_t prefix_queried_tokens = 0, prefix_hit_tokens = 0;
   int64_t pages_evicted = 0, preemptions = 0;
+  int64_t pages_offloaded = 0, pages_restored = 0, offload_failures = 0;  // page_cache.h: Counts
   int64_t drafted_tokens = 0, accepted_tokens = 0;
   int64_t media_encoded = 0, media_cache_hits = 0;
   int64_t steps = 0;

@@ -17,17 +17,21 @@ struct Lexicographic {
 
 struct PageCache::Node {
   Node* parent = nullptr;
-  int32_t page = -1;
-  int64_t users = 0;       // sequences that hold the page
+  int32_t page = -1;          // -1: its contents are in the tier
+  int32_t slot = -1;          // of the tier; -1: they are in the page
+  int64_t users = 0;          // sequences that hold the node
+  int64_t num_resident = 0;   // children with a page
   uint64_t last_used = 0;
   std::span<const Key> keys;  // of its positions: the parent's map owns them; fewer than a page only in leaves
   std::map<std::vector<Key>, std::unique_ptr<Node>, Lexicographic> children;
 
-  bool is_idle_leaf() const { return parent != nullptr && users == 0 && children.empty(); }
+  bool is_resident() const { return page >= 0; }
+  bool is_unused_leaf() const { return parent != nullptr && users == 0 && children.empty(); }
 };
 
-PageCache::PageCache(int64_t num_pages, int page_tokens, bool reuse)
-    : pool_(num_pages), page_tokens_(page_tokens), reuse_(reuse), root_(std::make_unique<Node>()) {}
+PageCache::PageCache(int64_t num_pages, int page_tokens, bool reuse, PageTier* tier)
+    : pool_(num_pages), page_tokens_(page_tokens), reuse_(reuse), tier_(tier), slots_(tier != nullptr ? tier->num_slots() : 0),
+      root_(std::make_unique<Node>()) {}
 
 PageCache::~PageCache() {
   // Leaf by leaf: chains of a million tokens are deeper than the stack.
@@ -55,44 +59,67 @@ PageCache::Best PageCache::best_child(const Node& node, std::span<const Key> key
   return best;
 }
 
-PageCache::Match PageCache::match(std::span<const Key> keys) const {
-  Match match;
+PageCache::Path PageCache::find(std::span<const Key> keys) const {
+  Path path;
   const Node* node = root_.get();
   while (true) {
-    const auto rest = keys.subspan(match.full_pages * page_tokens_);
-    const Best best = best_child(*node, rest.first(std::min<size_t>(rest.size(), page_tokens_)));
-    match.tokens += best.common;
-    if (best.common < page_tokens_) return match;
-    node = best.node;
-    ++match.full_pages;
-    match.idle_pages += node->users == 0;
+    const auto rest = keys.subspan(path.full.size() * page_tokens_);
+    path.next = best_child(*node, rest.first(std::min<size_t>(rest.size(), page_tokens_)));
+    if (path.next.common < page_tokens_) return path;
+    path.full.push_back(path.next.node);
+    node = path.next.node;
   }
+}
+
+PageCache::Match PageCache::match(std::span<const Key> keys) const {
+  const Path path = find(keys);
+  Match match;
+  match.tokens = static_cast<int64_t>(path.full.size()) * page_tokens_ + path.next.common;
+  for (const Node* node : path.full) {
+    match.full_pages += node->is_resident();
+    match.idle_pages += node->is_resident() && node->users == 0;
+  }
+  return match;
 }
 
 int64_t PageCache::attach(Pages& pages, std::span<const Key> keys, const CopyPage& copy) {
   M3_CHECK(pages.ids.empty(), "attach: the sequence has {} pages already", pages.ids.size());
-  Node* node = root_.get();
-  while (true) {
-    const auto done = static_cast<int64_t>(pages.ids.size()) * page_tokens_;
-    const auto rest = keys.subspan(done);
-    const Best best = best_child(*node, rest.first(std::min<size_t>(rest.size(), page_tokens_)));
-    if (best.common == page_tokens_) {
-      node = best.node;
-      hold(*node);
-      pages.ids.push_back(node->page);
-      pages.nodes.push_back(node);
+  Path path = find(keys);
+  Node* const next = path.next.common > 0 ? path.next.node : nullptr;
+  // All are held first: making room for one must not take another.
+  for (Node* node : path.full) hold(*node);
+  if (next != nullptr) hold(*next);
+
+  Node* lost = nullptr;
+  for (Node* node : path.full) {
+    if (lost == nullptr && !node->is_resident()) {
+      const int32_t page = take_copy(*node, copy);
+      if (page >= 0) {
+        make_resident(*node, page);
+      } else {
+        lost = node;
+      }
+    }
+    if (lost != nullptr) {
+      let_go(*node);
       continue;
     }
-    if (best.common == 0) return done;
-    hold(*best.node);  // the page taken must not be the one to copy
-    const int32_t page = take_page();
-    if (page >= 0) {
-      copy(best.node->page, page);
-      pages.ids.push_back(page);
-    }
-    let_go(*best.node);
-    return page >= 0 ? done + best.common : done;
+    pages.ids.push_back(node->page);
+    pages.nodes.push_back(node);
   }
+  int64_t tokens = static_cast<int64_t>(pages.ids.size()) * page_tokens_;
+  if (next != nullptr) {
+    const int32_t page = lost == nullptr ? take_copy(*next, copy) : -1;
+    let_go(*next);
+    if (page >= 0) {
+      pages.ids.push_back(page);
+      tokens += path.next.common;
+    } else if (lost == nullptr && !next->is_resident()) {
+      lost = next;
+    }
+  }
+  if (lost != nullptr) remove(*lost);  // what cannot be brought back is forgotten
+  return tokens;
 }
 
 bool PageCache::grow(Pages& pages, int64_t num_tokens) {
@@ -109,13 +136,14 @@ void PageCache::publish(Pages& pages, std::span<const Key> computed) {
     Node& parent = i == 0 ? *root_ : *pages.nodes[i - 1];
     const auto keys = computed.subspan(i * page_tokens_, page_tokens_);
     Best best = best_child(parent, keys);
-    if (best.common == page_tokens_) {
+    if (best.common < page_tokens_) best.node = add_child(parent, keys, pages.ids[i]);
+    hold(*best.node);
+    if (!best.node->is_resident()) {
+      make_resident(*best.node, pages.ids[i]);
+    } else if (best.node->page != pages.ids[i]) {
       pool_.give_back(pages.ids[i]);
       pages.ids[i] = best.node->page;
-    } else {
-      best.node = add_child(parent, keys, pages.ids[i]);
     }
-    hold(*best.node);
     pages.nodes.push_back(best.node);
   }
 }
@@ -139,28 +167,81 @@ void PageCache::release(Pages& pages, std::span<const Key> computed) {
 int32_t PageCache::take_page() {
   if (pool_.num_free() == 0) {
     if (idle_leaves_.empty()) return -1;
-    remove_leaf(*idle_leaves_.begin()->second);
-    ++num_evicted_;
+    Node& oldest = *idle_leaves_.begin()->second;
+    ++counts_.evicted;
+    if (!store(oldest)) remove(oldest);
   }
   return pool_.take();
 }
 
+int32_t PageCache::take_copy(const Node& node, const CopyPage& copy) {
+  const int32_t page = take_page();
+  if (page < 0) return -1;
+  if (node.is_resident()) {
+    copy(node.page, page);
+  } else if (tier_->load(node.slot, page)) {
+    ++counts_.restored;
+  } else {
+    ++counts_.failed;
+    pool_.give_back(page);
+    return -1;
+  }
+  return page;
+}
+
+// The contents of an idle node move to the tier, which forgets for it what it has not used for longest.
+bool PageCache::store(Node& node) {
+  if (tier_ == nullptr) return false;
+  if (slots_.num_free() == 0) {
+    if (stored_leaves_.empty()) return false;
+    remove_leaf(*stored_leaves_.begin()->second);
+  }
+  const int32_t slot = slots_.take();
+  if (!tier_->store(node.page, slot)) {
+    ++counts_.failed;
+    slots_.give_back(slot);
+    return false;
+  }
+  ++counts_.stored;
+  --num_idle_;
+  unlist(node);
+  unlist(*node.parent);
+  pool_.give_back(node.page);
+  node.page = -1;
+  node.slot = slot;
+  --node.parent->num_resident;
+  enlist(node);
+  enlist(*node.parent);
+  return true;
+}
+
+void PageCache::make_resident(Node& held, int32_t page) {
+  unlist(*held.parent);
+  slots_.give_back(held.slot);
+  held.slot = -1;
+  held.page = page;
+  ++held.parent->num_resident;
+  enlist(*held.parent);
+}
+
 // A leaf whose contents are the beginning of the new ones is of no use any more.
 PageCache::Node* PageCache::add_child(Node& parent, std::span<const Key> keys, int32_t page) {
-  idle_leaves_.erase({parent.last_used, &parent});
+  unlist(parent);
   auto [it, added] = parent.children.emplace(std::vector<Key>(keys.begin(), keys.end()), std::make_unique<Node>());
   M3_CHECK(added, "a page with these contents is cached already");
+  ++parent.num_resident;
+  enlist(parent);
   Node* node = it->second.get();
   node->parent = &parent;
   node->page = page;
   node->keys = it->first;
   node->last_used = ++tick_;
   ++num_idle_;
-  idle_leaves_.insert({node->last_used, node});
+  enlist(*node);
   while (it != parent.children.begin()) {
     Node& before = *std::prev(it)->second;
     const bool beginning = before.keys.size() < keys.size() && std::ranges::equal(before.keys, keys.first(before.keys.size()));
-    if (!beginning || !before.is_idle_leaf()) break;
+    if (!beginning || !before.is_unused_leaf()) break;
     remove_leaf(before);
   }
   return node;
@@ -168,24 +249,60 @@ PageCache::Node* PageCache::add_child(Node& parent, std::span<const Key> keys, i
 
 void PageCache::remove_leaf(Node& leaf) {
   Node& parent = *leaf.parent;
-  idle_leaves_.erase({leaf.last_used, &leaf});
-  --num_idle_;
-  pool_.give_back(leaf.page);
+  unlist(leaf);
+  unlist(parent);
+  if (leaf.is_resident()) {
+    --num_idle_;
+    --parent.num_resident;
+    pool_.give_back(leaf.page);
+  } else {
+    slots_.give_back(leaf.slot);
+  }
   parent.children.erase(parent.children.find(leaf.keys));
-  if (parent.is_idle_leaf()) idle_leaves_.insert({parent.last_used, &parent});
+  enlist(parent);
+}
+
+void PageCache::remove(Node& node) {
+  for (Node* at = &node;;) {
+    if (!at->children.empty()) {
+      at = at->children.begin()->second.get();
+      continue;
+    }
+    Node* parent = at->parent;
+    const bool done = at == &node;
+    remove_leaf(*at);
+    if (done) return;
+    at = parent;
+  }
 }
 
 void PageCache::hold(Node& node) {
-  if (node.users++ > 0) return;
-  --num_idle_;
-  idle_leaves_.erase({node.last_used, &node});
+  if (node.users == 0) {
+    unlist(node);
+    num_idle_ -= node.is_resident();
+  }
+  ++node.users;
 }
 
 void PageCache::let_go(Node& node) {
   if (--node.users > 0) return;
-  ++num_idle_;
+  num_idle_ += node.is_resident();
   node.last_used = ++tick_;
-  if (node.children.empty()) idle_leaves_.insert({node.last_used, &node});
+  enlist(node);
+}
+
+PageCache::Leaves* PageCache::list_of(const Node& node) {
+  if (node.parent == nullptr || node.users > 0) return nullptr;
+  if (node.is_resident()) return node.num_resident == 0 ? &idle_leaves_ : nullptr;
+  return node.children.empty() ? &stored_leaves_ : nullptr;
+}
+
+void PageCache::enlist(Node& node) {
+  if (Leaves* list = list_of(node)) list->insert({node.last_used, &node});
+}
+
+void PageCache::unlist(Node& node) {
+  if (Leaves* list = list_of(node)) list->erase({node.last_used, &node});
 }
 
 void PageCache::check(std::span<const Pages* const> sequences) const {
@@ -203,26 +320,41 @@ void PageCache::check(std::span<const Pages* const> sequences) const {
       }
     }
   }
-  int64_t idle = 0, idle_leaves = 0;
+  std::vector<int> seen_slots(slots_.num_pages());
+  int64_t idle = 0;
+  size_t idle_leaves = 0, stored_leaves = 0;
   std::vector<const Node*> open = {root_.get()};
   while (!open.empty()) {
     const Node* node = open.back();
     open.pop_back();
-    for (const auto& [keys, child] : node->children) open.push_back(child.get());
+    int64_t num_resident = 0;
+    for (const auto& [keys, child] : node->children) {
+      open.push_back(child.get());
+      num_resident += child->is_resident();
+    }
+    M3_CHECK(num_resident == node->num_resident, "page {} counts {} children in memory, it has {}", node->page,
+             node->num_resident, num_resident);
     if (node == root_.get()) continue;
-    ++seen[node->page];
+    M3_CHECK(node->is_resident() || num_resident == 0, "slot {} has pages in memory behind it", node->slot);
+    M3_CHECK(node->is_resident() != (node->slot >= 0), "page {} is in slot {} too", node->page, node->slot);
+    ++(node->is_resident() ? seen[node->page] : seen_slots[node->slot]);
     M3_CHECK(node->users == users[node], "page {} counts {} users, {} hold it", node->page, node->users, users[node]);
     M3_CHECK(node->children.empty() || static_cast<int>(node->keys.size()) == page_tokens_, "page {} is not full", node->page);
-    idle += node->users == 0;
-    idle_leaves += node->is_idle_leaf();
+    idle += node->is_resident() && node->users == 0;
+    idle_leaves += node->is_resident() && node->users == 0 && num_resident == 0;
+    stored_leaves += !node->is_resident() && node->children.empty();
   }
   pool_.for_each_free([&](int32_t page) { ++seen[page]; });
   for (size_t page = 0; page < seen.size(); ++page) {
     M3_CHECK(seen[page] == 1, "page {} is in {} places, want 1", page, seen[page]);
   }
+  slots_.for_each_free([&](int32_t slot) { ++seen_slots[slot]; });
+  for (size_t slot = 0; slot < seen_slots.size(); ++slot) {
+    M3_CHECK(seen_slots[slot] == 1, "slot {} is in {} places, want 1", slot, seen_slots[slot]);
+  }
   M3_CHECK(idle == num_idle_, "{} pages are idle, counted {}", idle, num_idle_);
-  M3_CHECK(idle_leaves == static_cast<int64_t>(idle_leaves_.size()), "{} leaves are idle, {} listed", idle_leaves,
-           idle_leaves_.size());
+  M3_CHECK(idle_leaves == idle_leaves_.size() && stored_leaves == stored_leaves_.size(),
+           "{} idle and {} stored leaves, {} and {} listed", idle_leaves, stored_leaves, idle_leaves_.size(), stored_leaves_.size());
 }
 
 }  // namespace m3

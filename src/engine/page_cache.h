@@ -5,8 +5,9 @@
 // stands for a row of media features (sequence.h). Full pages are shared by count; of a page that agrees only in its
 // first positions, a copy is taken and the rest is computed again, so hits end at any token.
 //
-// What no sequence holds is evicted, least recently used first, from the leaves. A page is one object for all lanes
-// (engine_model.h); this class moves ids only.
+// What no sequence holds is evicted, least recently used first, from the leaves. With a second tier (page_tier.h) the
+// contents of an evicted page go there and its node stays: nodes in memory stand above stored ones. A hit brings them
+// back. The tier forgets by the same rule. A page is one object for all lanes (engine_model.h); this class moves ids only.
 #pragma once
 #include <functional>
 #include <map>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "engine/page_pool.h"
+#include "engine/page_tier.h"
 
 namespace m3 {
 
@@ -34,12 +36,20 @@ class PageCache {
 
   struct Match {
     int64_t tokens = 0;      // that need not be computed
-    int64_t full_pages = 0;  // of them in shared pages
+    int64_t full_pages = 0;  // of them in shared pages: need no page of their own
     int64_t idle_pages = 0;  // shared pages that nobody holds now: a hit takes them from num_available()
   };
 
-  // `reuse` false: pages of ended sequences are free at once and nothing ever matches.
-  PageCache(int64_t num_pages, int page_tokens, bool reuse);
+  struct Counts {
+    int64_t evicted = 0;   // pages that made room
+    int64_t stored = 0;    // of them those whose contents went to the tier
+    int64_t restored = 0;  // pages filled from it
+    int64_t failed = 0;    // stores and loads that the tier refused
+  };
+
+  // `reuse` false: pages of ended sequences are free at once and nothing ever matches. The tier must outlive the cache;
+  // null: what is evicted is forgotten.
+  PageCache(int64_t num_pages, int page_tokens, bool reuse, PageTier* tier = nullptr);
   ~PageCache();
 
   int64_t num_pages() const { return pool_.num_pages(); }
@@ -47,7 +57,8 @@ class PageCache {
   int64_t num_free() const { return pool_.num_free(); }
   int64_t num_idle() const { return num_idle_; }  // cached, held by nobody
   int64_t num_available() const { return num_free() + num_idle(); }
-  int64_t num_evicted() const { return num_evicted_; }
+  int64_t num_stored() const { return slots_.num_pages() - slots_.num_free(); }  // in the tier now
+  const Counts& counts() const { return counts_; }
   int64_t pages_for(int64_t tokens) const { return (tokens + page_tokens_ - 1) / page_tokens_; }
 
   Match match(std::span<const Key> keys) const;
@@ -75,21 +86,40 @@ class PageCache {
     Node* node = nullptr;
     int64_t common = 0;
   };
+  // The known beginning of keys: nodes of full pages, and what comes next in part.
+  struct Path {
+    std::vector<Node*> full;
+    Best next;
+  };
   static Best best_child(const Node& node, std::span<const Key> keys);
+  Path find(std::span<const Key> keys) const;
 
   int32_t take_page();  // -1: none
+  int32_t take_copy(const Node& node, const CopyPage& copy);  // a page with a held node's contents; -1: none
+  bool store(Node& node);
+  void make_resident(Node& held, int32_t page);
   Node* add_child(Node& parent, std::span<const Key> keys, int32_t page);
   void remove_leaf(Node& leaf);
+  void remove(Node& node);  // and all behind it
   void hold(Node& node);
   void let_go(Node& node);
+
+  using Leaves = std::set<std::pair<uint64_t, Node*>>;  // by time of last use
+  Leaves* list_of(const Node& node);
+  void enlist(Node& node);
+  void unlist(Node& node);  // before anything that list_of() reads changes
 
   PagePool pool_;
   int page_tokens_;
   bool reuse_;
+  PageTier* tier_;
+  PagePool slots_;  // of the tier
   std::unique_ptr<Node> root_;
   uint64_t tick_ = 0;
-  int64_t num_idle_ = 0, num_evicted_ = 0;
-  std::set<std::pair<uint64_t, Node*>> idle_leaves_;  // by time of last use
+  int64_t num_idle_ = 0;
+  Counts counts_;
+  // Nodes that nobody holds: in memory and with no page in memory behind them; in the tier and with nothing behind them.
+  Leaves idle_leaves_, stored_leaves_;
 };
 
 }  // namespace m3

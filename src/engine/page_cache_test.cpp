@@ -11,8 +11,27 @@ namespace {
 using Key = PageCache::Key;
 constexpr int kPage = 4;
 
-struct World {
-  explicit World(int64_t num_pages, bool reuse = true) : cache(num_pages, kPage, reuse), contents(num_pages * kPage) {}
+struct World : PageTier {
+  explicit World(int64_t num_pages, bool reuse = true, int64_t num_slots = 0)
+      : stored(num_slots * kPage), cache(num_pages, kPage, reuse, num_slots > 0 ? this : nullptr), contents(num_pages * kPage) {}
+
+  // A second tier that fails as often as a test wants.
+  int64_t num_slots() const override { return std::ssize(stored) / kPage; }
+  bool store(int32_t page, int32_t slot) override {
+    if (fails()) return false;
+    std::copy_n(contents.begin() + page * kPage, kPage, stored.begin() + slot * kPage);
+    std::fill_n(contents.begin() + page * kPage, kPage, 0);
+    return true;
+  }
+  bool load(int32_t slot, int32_t page) override {
+    if (fails()) return false;
+    std::copy_n(stored.begin() + slot * kPage, kPage, contents.begin() + page * kPage);
+    return true;
+  }
+  bool fails() { return fail_one_of > 0 && chance.below(fail_one_of) == 0; }
+  uint64_t fail_one_of = 0;  // 0: never, 1: always
+  Philox chance{2};
+  std::vector<Key> stored;
 
   struct Sequence {
     std::vector<Key> keys;
@@ -167,10 +186,111 @@ TEST(PageCache, without_reuse_everything_is_free_at_once) {
   EXPECT_EQ(world.cache.match(keys(9)).tokens, 0);
 }
 
+// A sequence that is computed and ends at once, beside others.
+void live(World& world, std::vector<Key> keys, const std::vector<const World::Sequence*>& others = {}) {
+  World::Sequence s{.keys = std::move(keys)};
+  ASSERT_TRUE(world.start(s));
+  world.expect_contents(s);
+  world.compute(s, std::ssize(s.keys));
+  world.end(s);
+  world.check(others);
+}
+
+TEST(PageTier, cache_04_evicted_pages_come_back_from_the_tier_at_any_token) {
+  for (int64_t common = 1; common <= 13; ++common) {
+    World world(5, true, 8);
+    live(world, keys(13));
+    live(world, keys(17, 500));  // takes all five pages
+    EXPECT_EQ(world.cache.num_stored(), 4);
+    EXPECT_EQ(world.cache.match(keys(13)).tokens, 13);
+    EXPECT_EQ(world.cache.match(keys(13)).full_pages, 0) << "what is stored needs a page";
+
+    World::Sequence again{.keys = keys(13)};
+    for (int64_t i = common; i < 13; ++i) again.keys[i] += 1000;
+    ASSERT_TRUE(world.start(again));
+    EXPECT_EQ(again.computed, std::min<int64_t>(common, 12));
+    world.expect_contents(again);
+    EXPECT_EQ(world.cache.counts().restored, (again.computed + kPage - 1) / kPage);
+    world.compute(again, 13);
+    world.check({&again});
+    world.end(again);
+    world.check({});
+  }
+}
+
+TEST(PageTier, keeps_its_size_and_forgets_what_was_used_longest_ago) {
+  World world(3, true, 4);
+  for (const Key first : {100, 200, 300, 400}) live(world, keys(9, first));  // three pages each
+  EXPECT_EQ(world.cache.num_stored(), 4);
+  EXPECT_EQ(world.cache.match(keys(9, 400)).tokens, 9) << "in memory";
+  EXPECT_EQ(world.cache.match(keys(9, 300)).tokens, 9) << "stored";
+  EXPECT_EQ(world.cache.match(keys(9, 200)).tokens, 4) << "its end made room";
+  EXPECT_EQ(world.cache.match(keys(9, 100)).tokens, 0);
+  // A full tier gives its contents up for nobody while they are being brought back.
+  World::Sequence again{.keys = keys(9, 300)};
+  ASSERT_TRUE(world.start(again));
+  EXPECT_EQ(again.computed, 8);
+  world.expect_contents(again);
+  world.check({&again});
+}
+
+TEST(PageTier, what_is_computed_anew_takes_the_place_of_what_is_stored) {
+  World world(7, true, 4);
+  World::Sequence early{.keys = keys(5)}, late{.keys = keys(5)};
+  ASSERT_TRUE(world.start(early));  // before the contents are known
+  live(world, keys(5), {&early});
+  live(world, keys(20, 500), {&early});
+  EXPECT_EQ(world.cache.num_stored(), 2);
+  world.compute(early, 5);
+  EXPECT_EQ(world.cache.num_stored(), 1) << "the end of it";
+  world.check({&early});
+  world.fail_one_of = 1;
+  ASSERT_TRUE(world.start(late));
+  EXPECT_EQ(late.computed, 4) << "nothing need be loaded";
+  EXPECT_EQ(late.pages.ids[0], early.pages.ids[0]);
+  world.expect_contents(late);
+}
+
+TEST(PageTier, what_is_lost_is_forgotten_with_all_behind_it) {
+  World world(5, true, 8);
+  live(world, keys(17));
+  live(world, keys(17, 500));
+  EXPECT_EQ(world.cache.num_stored(), 5);
+  world.fail_one_of = 1;
+  World::Sequence again{.keys = keys(17)};
+  ASSERT_TRUE(world.start(again));
+  EXPECT_EQ(again.computed, 0);
+  EXPECT_EQ(world.cache.num_stored(), 0) << "pages of 500 were refused too";
+  world.compute(again, 17);
+  world.check({&again});
+}
+
+TEST(PageTier, a_tier_that_takes_nothing_leaves_a_cache_without_one) {
+  World with(6, true, 4), without(6);
+  with.fail_one_of = 1;
+  for (const Key first : {100, 200, 300, 100, 250}) {
+    live(with, keys(9, first));
+    live(without, keys(9, first));
+  }
+  EXPECT_EQ(with.cache.num_stored(), 0);
+  EXPECT_EQ(with.cache.counts().evicted, without.cache.counts().evicted);
+  EXPECT_EQ(with.cache.counts().failed, with.cache.counts().evicted);
+  for (const Key first : {100, 200, 300, 250}) {
+    EXPECT_EQ(with.cache.match(keys(9, first)).tokens, without.cache.match(keys(9, first)).tokens) << first;
+  }
+}
+
+struct Lives {
+  int64_t num_slots;
+  uint64_t fail_one_of;
+};
+class ThousandsOfSequences : public ::testing::TestWithParam<Lives> {};
+
 // Random lives of sequences that share beginnings of all lengths, in too little memory.
-TEST(PageCache, thousands_of_sequences_find_what_they_expect_and_leak_nothing) {
+TEST_P(ThousandsOfSequences, find_what_they_expect_and_leak_nothing) {
   Philox rng(1);
-  World world(40);
+  World world(40, true, GetParam().num_slots);
+  world.fail_one_of = GetParam().fail_one_of;
   std::vector<std::unique_ptr<World::Sequence>> running;
   std::vector<std::vector<Key>> known = {keys(1)};
   int64_t hits = 0;
@@ -212,8 +332,14 @@ TEST(PageCache, thousands_of_sequences_find_what_they_expect_and_leak_nothing) {
     world.check(all);
   }
   EXPECT_GT(hits, 1000);
-  EXPECT_GT(world.cache.num_evicted(), 100);
+  const PageCache::Counts& counts = world.cache.counts();
+  EXPECT_GT(counts.evicted, 100);
+  EXPECT_EQ(counts.restored > 100, GetParam().num_slots > 0);
+  EXPECT_EQ(counts.failed > 10, GetParam().fail_one_of > 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(PageCache, ThousandsOfSequences, ::testing::Values(Lives{0, 0}, Lives{10, 0}, Lives{500, 0}, Lives{30, 10}),
+                         [](const auto& info) { return fmt::format("{}_slots_{}", info.param.num_slots, info.index); });
 
 }  // namespace
 }  // namespace m3

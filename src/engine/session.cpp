@@ -38,6 +38,7 @@ Session::Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const
     engine.media_cache_bytes = rows * text.hidden_size * dtype_bytes(model_->activation_dtype());
   }
   if (options.max_vision_patches > 0) plan_.add("media features", engine.media_cache_bytes);
+  if (!engine.offload_dir.empty()) plan_.add("offload buffer", cache_bytes / num_pages);
   plan_.add("program and input", already_resident);
   if (const int64_t excess = peak_resident_bytes() - plan_.total_bytes(); excess > 0) {
     plan_.add("reading the input, at its worst", excess);
@@ -66,16 +67,19 @@ Session::Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const
 std::string Session::capacity() const {
   const EngineModelSizes& sizes = engine_model_->sizes();
   const int64_t longest = engine_->max_request_tokens();
-  std::string together;
+  std::string together, offload;
   for (int64_t length = longest; length >= sizes.page_tokens; length /= 4) {
     const int64_t pages = (length + sizes.page_tokens - 1) / sizes.page_tokens;
     const int64_t count = std::min(sizes.num_pages / pages, sizes.max_sequences);
     together += fmt::format("{}{} x {}", together.empty() ? "" : " | ", count, length);
     if (count == sizes.max_sequences) break;
   }
-  return fmt::format("cache  {} a token, {} pages of {} = {} tokens; together {} tokens",
+  if (const int64_t slots = engine_->metrics().offload_slots; slots > 0) {
+    offload = fmt::format("; offload {} more in {}", slots * sizes.page_tokens, engine_->options().offload_dir.string());
+  }
+  return fmt::format("cache  {} a token, {} pages of {} = {} tokens; together {} tokens{}",
                      format_bytes(static_cast<double>(sizes.page_bytes) / sizes.page_tokens), sizes.num_pages,
-                     sizes.page_tokens, sizes.num_pages * sizes.page_tokens, together);
+                     sizes.page_tokens, sizes.num_pages * sizes.page_tokens, together, offload);
 }
 
 }  // namespace m3

@@ -37,7 +37,7 @@ class Session {
   // Resident memory at the worst: weights, cache, activations, and what the process held before.
   const MemoryPlan& plan() const { return plan_; }
   // "cache  1.2 KiB a token, 64 pages of 128 = 8192 tokens; together 1 x 8192 | 4 x 2048 tokens": a promise, for the
-  // engine admits so many requests of so many tokens (prompt and answer).
+  // engine admits so many requests of so many tokens (prompt and answer). With offloading also what that holds.
   std::string capacity() const;
   double load_seconds() const { return load_seconds_; }
 

@@ -25,15 +25,41 @@ KvCache::KvCache(const TextConfig& config, int64_t num_pages, DType dtype, bool 
   M3_CHECK(num_pages > 0, "a cache needs at least one page, got {}", num_pages);
   arena_ = Arena("KV cache", bytes(config, num_pages, dtype, with_index), device);
   layers_ = carve(config, num_pages, dtype, with_index, arena_);
+  for_each_lane([this](const Tensor& lane) { page_bytes_ += lane[0].bytes(); });
+}
+
+template <typename Visit>
+void KvCache::for_each_lane(const Visit& visit) const {
+  for (const KvLayer& layer : layers_) {
+    for (const Tensor& lane : {layer.k_PRBD, layer.v_PRBD, layer.x_PBX}) {
+      if (lane.defined()) visit(lane);
+    }
+  }
 }
 
 void KvCache::copy_page(int32_t from, int32_t to, Stream stream) {
   M3_CHECK(0 <= from && from < num_pages_ && 0 <= to && to < num_pages_, "pages {} -> {} of {}", from, to, num_pages_);
-  for (const KvLayer& layer : layers_) {
-    for (const Tensor& lane : {layer.k_PRBD, layer.v_PRBD, layer.x_PBX}) {
-      if (lane.defined()) copy(lane[from], lane[to], stream);
-    }
-  }
+  for_each_lane([&](const Tensor& lane) { copy(lane[from], lane[to], stream); });
+}
+
+void KvCache::read_page(int32_t page, std::span<std::byte> bytes, Stream stream) const {
+  M3_CHECK(0 <= page && page < num_pages_ && std::ssize(bytes) == page_bytes_, "page {} of {} to {} bytes, it has {}", page,
+           num_pages_, bytes.size(), page_bytes_);
+  std::byte* to = bytes.data();
+  for_each_lane([&](const Tensor& lane) {
+    copy(lane[page], {to, lane.dtype(), lane[page].shape()}, stream);
+    to += lane[page].bytes();
+  });
+}
+
+void KvCache::write_page(int32_t page, std::span<const std::byte> bytes, Stream stream) {
+  M3_CHECK(0 <= page && page < num_pages_ && std::ssize(bytes) == page_bytes_, "page {} of {} from {} bytes, it has {}", page,
+           num_pages_, bytes.size(), page_bytes_);
+  auto* from = const_cast<std::byte*>(bytes.data());
+  for_each_lane([&](const Tensor& lane) {
+    copy({from, lane.dtype(), lane[page].shape()}, lane[page], stream);
+    from += lane[page].bytes();
+  });
 }
 
 int64_t KvCache::bytes(const TextConfig& config, int64_t num_pages, DType dtype, bool with_index) {

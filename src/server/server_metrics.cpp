@@ -110,6 +110,11 @@ void render_engine(MetricsText& out, const EngineMetrics& m) {
   out.sample(static_cast<double>(m.pages_used), "state=\"used\"");
   out.sample(static_cast<double>(m.pages_cached), "state=\"cached\"");
   out.sample(static_cast<double>(m.pages_free), "state=\"free\"");
+  out.gauge("m3:cache_block_bytes", "Bytes of a cache page.", static_cast<double>(m.page_bytes));
+  out.gauge("m3:offload_blocks", "Cache pages that lie in the offload file.",
+            static_cast<double>(m.offload_used));
+  out.gauge("m3:offload_capacity_blocks", "Cache pages that it has room for.",
+            static_cast<double>(m.offload_slots));
   out.begin("m3:waiting_reason", "gauge", "Waiting requests by reason.");
   for (size_t i = 0; i < kWaitReasonNames.size(); ++i) {
     out.sample(static_cast<double>(m.waiting_by_reason[i]),
@@ -120,6 +125,12 @@ void render_engine(MetricsText& out, const EngineMetrics& m) {
   out.counter("m3:spec_drafted_tokens_total", "Tokens guessed by prompt lookup.", m.drafted_tokens);
   out.counter("m3:spec_accepted_tokens_total", "Guesses that were right.", m.accepted_tokens);
   out.counter("m3:cache_evicted_blocks_total", "Cached pages that made room.", m.pages_evicted);
+  out.counter("m3:offload_stored_blocks_total", "Of them those written to the offload file.",
+              m.pages_offloaded);
+  out.counter("m3:offload_restored_blocks_total", "Cache pages filled from it instead of computed.",
+              m.pages_restored);
+  out.counter("m3:offload_failures_total", "Pages that it could not take or give back.",
+              m.offload_failures);
   out.counter("m3:media_encoded_total", "Pictures and films that went through the vision tower.",
               m.media_encoded);
   out.counter("m3:media_cache_hits_total", "Pictures and films whose features were there.",
