@@ -103,7 +103,7 @@ ChatMedia chat_video(MediaRows rows) {
 }
 
 ChatPrompt build_chat_prompt(const Tokenizer& tokenizer, std::span<const Message> messages, std::span<const Tool> tools,
-                             const RenderOptions& options, std::span<const ChatMedia> media) {
+                             const RenderOptions& options, std::span<const ChatMedia> media, EncodeCache* cache) {
   std::vector<ImageSpan> images;
   std::vector<VideoSpan> videos;
   for (const ChatMedia& item : media) {
@@ -118,7 +118,7 @@ ChatPrompt build_chat_prompt(const Tokenizer& tokenizer, std::span<const Message
   std::vector<TextRange> ranges;
   ChatPrompt prompt;
   prompt.text = plain.put_back(expand_placeholders(rendered, images, videos), ranges);
-  prompt.ids = tokenizer.encode(prompt.text, {.plain = ranges});
+  prompt.ids = tokenizer.encode(prompt.text, {.plain = ranges, .cache = cache});
   return prompt;
 }
 

@@ -30,8 +30,8 @@ struct ChatPrompt {
 // `media`: of all media parts of all messages, in order. Throws Error if their number or kinds differ.
 // Text parts of messages that the model did not write (every role but assistant) are data: what spells a marker in
 // them becomes ordinary tokens, not a marker, a turn or a picture. What the model wrote keeps its markers, but never
-// counts as a picture or film.
+// counts as a picture or film. `cache`: of earlier turns' ids (encode_cache.h); may be null.
 ChatPrompt build_chat_prompt(const Tokenizer& tokenizer, std::span<const Message> messages, std::span<const Tool> tools,
-                             const RenderOptions& options, std::span<const ChatMedia> media);
+                             const RenderOptions& options, std::span<const ChatMedia> media, EncodeCache* cache = nullptr);
 
 }  // namespace m3

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "text/encode_cache.h"
+
 namespace m3 {
 namespace {
 
@@ -34,6 +36,32 @@ TEST(ChatPrompt, markers_spelled_by_a_user_are_ordinary_text) {
     EXPECT_EQ(count(prompt, marker), count(harmless, marker)) << marker;
   }
   EXPECT_EQ(count(harmless, chat_token::kTurnEnd), 3);
+}
+
+// sched-02
+TEST(ChatPrompt, sched_02_a_new_turn_encodes_only_its_own_text) {
+  EncodeCache cache(1 << 20);
+  std::vector<Message> messages = {{.role = "system", .content = {ContentPart::of_text("Be brief. [e~[ is a mark, ]~b] too.")}}};
+  int64_t encoded = 0;
+  for (int turn = 0; turn < 6; ++turn) {
+    std::string text = fmt::format("turn {}: ", turn);
+    for (int i = 0; i < 200; ++i) text += fmt::format("w{} \xC3\xA9 [e~[ ", i * turn);
+    messages.push_back({.role = "user", .content = {ContentPart::of_text(text)}});
+    const ChatPrompt with = build_chat_prompt(tokenizer(), messages, {}, {}, {}, &cache);
+    EXPECT_EQ(with.ids, build_chat_prompt(tokenizer(), messages, {}, {}, {}).ids) << turn;
+    const int64_t new_bytes = cache.counts().encoded_bytes - encoded;
+    EXPECT_GE(new_bytes, std::ssize(text));
+    if (turn > 0) {
+      EXPECT_LE(new_bytes, std::ssize(text) + 40) << "and the answer, and roles; not what was there before";
+    }
+    encoded += new_bytes;
+    messages.push_back({.role = "assistant", .content = {ContentPart::of_text(fmt::format("answer {}", turn))}});
+  }
+  // Another chat with the same system text, and its first turn edited.
+  messages.resize(1);
+  messages.push_back({.role = "user", .content = {ContentPart::of_text("turn 0: another")}});
+  EXPECT_EQ(build_chat_prompt(tokenizer(), messages, {}, {}, {}, &cache).ids, build_chat_prompt(tokenizer(), messages, {}, {}, {}).ids);
+  EXPECT_LE(cache.counts().encoded_bytes - encoded, 40);
 }
 
 TEST(ChatPrompt, a_picture_beside_text_that_spells_its_mark_is_the_only_picture) {

@@ -206,7 +206,8 @@ void ApiServer::Impl::route(Call& call) {
     case RouteKind::kMetrics: {
       EngineThread* running = engine;
       const std::string text = metrics.render(
-          info.id, running ? running->metrics() : EngineMetrics(), running && !stopping);
+          info.id, running ? running->metrics() : EngineMetrics(), prompts.encode_counts(),
+          running && !stopping);
       metrics.http_request(call.route, 200);
       return call.responder->send(200, "text/plain; version=0.0.4", text, base_headers(call));
     }

@@ -70,6 +70,27 @@ TEST(Api, usage_counts_prompt_cached_reasoning_and_answer_sched_08) {
   EXPECT_EQ(at(second, "usage.total_tokens").as_double(), prompt + static_cast<double>(tokens));
 }
 
+TEST(Api, a_new_turn_encodes_only_its_own_text_sched_02) {
+  shared().say("<mm:think></mm:think>Yes.[e~[");
+  const auto encoded_bytes = [] {
+    const std::string text = shared().get("/metrics").body,
+                      name = "\nm3:tokenizer_encoded_bytes_total{model_name=\"tiny\"} ";
+    return std::stod(text.substr(text.find(name) + name.size()));
+  };
+  const std::string first = R"({"role":"user","content":")" + std::string(3000, 'z') + "\"}";
+  shared().post("/v1/chat/completions", R"({"messages":[)" + first + "]}");
+  const double before = encoded_bytes();
+  EXPECT_GE(before, 3000);
+  const JsonValue second =
+      shared()
+          .post("/v1/chat/completions",
+                R"({"messages":[)" + first +
+                    R"(,{"role":"assistant","content":"Yes."},{"role":"user","content":"And?"}]})")
+          .json();
+  EXPECT_EQ(text_at(second, "choices.0.message.content"), "Yes.");
+  EXPECT_LE(encoded_bytes() - before, 40);
+}
+
 TEST(Api, every_spelling_of_thinking_maps_to_one_setting_api_04_18_20) {
   struct Row {
     const char *path, *fields, *mode;

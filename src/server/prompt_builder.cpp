@@ -15,6 +15,7 @@ namespace m3 {
 namespace {
 
 constexpr size_t kGrammarsKept = 64;
+constexpr int64_t kEncodedBytes = 64 << 20;  // about 7 million tokens of chats
 
 ChatMedia decode(const MediaSource& source) {
   const SerialScope serial;  // workers are parallel among themselves, and the model needs the cores
@@ -36,9 +37,9 @@ ChatMedia decode(const MediaSource& source) {
 }  // namespace
 
 PromptBuilder::PromptBuilder(const Tokenizer& tokenizer, std::vector<int32_t> stop_ids)
-    : tokenizer_(tokenizer), stop_ids_(std::move(stop_ids)) {}
+    : tokenizer_(tokenizer), stop_ids_(std::move(stop_ids)), encoded_(kEncodedBytes) {}
 
-BuiltPrompt PromptBuilder::build_chat(const ApiRequest& request) const {
+BuiltPrompt PromptBuilder::build_chat(const ApiRequest& request) {
   BuiltPrompt built;
   std::vector<ChatMedia> media;
   for (const MediaSource& source : request.media) {
@@ -54,7 +55,7 @@ BuiltPrompt PromptBuilder::build_chat(const ApiRequest& request) const {
   options.model_identity = request.model_identity;
   try {
     ChatPrompt prompt =
-        build_chat_prompt(tokenizer_, request.messages, request.tools, options, media);
+        build_chat_prompt(tokenizer_, request.messages, request.tools, options, media, &encoded_);
     built.text = std::move(prompt.text);
     built.ids = std::move(prompt.ids);
   } catch (const Error& error) {

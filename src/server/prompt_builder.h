@@ -11,6 +11,7 @@
 #include "engine/chat_prompt.h"
 #include "engine/request.h"
 #include "server/api_request.h"
+#include "text/encode_cache.h"
 #include "text/grammar.h"
 
 namespace m3 {
@@ -28,8 +29,9 @@ class PromptBuilder {
   // `stop_ids`: what ends a turn. Both must outlive the builder. Thread-safe.
   PromptBuilder(const Tokenizer& tokenizer, std::vector<int32_t> stop_ids);
 
-  BuiltPrompt build_chat(const ApiRequest& request) const;
+  BuiltPrompt build_chat(const ApiRequest& request);
   BuiltPrompt build_plain(const RawPrompt& prompt) const;
+  EncodeCache::Counts encode_counts() const { return encoded_.counts(); }
 
   // Everything but the choice index: sampling, limits, guide. `rest`: tokens that the context
   // leaves for the answer.
@@ -45,6 +47,7 @@ class PromptBuilder {
 
   const Tokenizer& tokenizer_;
   const std::vector<int32_t> stop_ids_;
+  EncodeCache encoded_;  // of chats, for their next turns
   std::mutex mutex_;  // guards what follows
   std::shared_ptr<const TokenTrie> trie_;
   std::list<std::pair<std::string, std::shared_ptr<const Grammar>>>

@@ -172,7 +172,7 @@ void ServerMetrics::media_decoded(bool is_video, double seconds) {
 }
 
 std::string ServerMetrics::render(const std::string& model, const EngineMetrics& engine,
-                                  bool ready) const {
+                                  const EncodeCache::Counts& encoded, bool ready) const {
   MetricsText out(model);
   out.gauge("m3:ready", "1 once the model is loaded, 0 before and while stopping.", ready ? 1 : 0);
   render_engine(out, engine);
@@ -195,6 +195,11 @@ std::string ServerMetrics::render(const std::string& model, const EngineMetrics&
   out.counter("m3:client_aborts_total", "Clients that left before their answer was complete.",
               aborts_);
   out.counter("m3:parse_errors_total", "Answers with a damaged tool call.", parse_errors_);
+  out.counter("m3:tokenizer_cache_hits_total", "Texts of chats that an earlier turn had encoded.",
+              encoded.hits);
+  out.counter("m3:tokenizer_cache_hit_bytes_total", "Their bytes.", encoded.hit_bytes);
+  out.counter("m3:tokenizer_encoded_bytes_total", "Bytes of chats that had to be encoded.",
+              encoded.encoded_bytes);
   out.begin("m3:media_decode_seconds", "histogram", "Decoding and resizing one picture or film.");
   out.buckets(image_seconds_, "type=\"image\"");
   out.buckets(video_seconds_, "type=\"video\"");

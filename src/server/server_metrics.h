@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "engine/metrics.h"
+#include "text/encode_cache.h"
 
 namespace m3 {
 
@@ -21,7 +22,8 @@ class ServerMetrics {
   void parse_error();
   void media_decoded(bool is_video, double seconds);
 
-  std::string render(const std::string& model, const EngineMetrics& engine, bool ready) const;
+  std::string render(const std::string& model, const EngineMetrics& engine,
+                     const EncodeCache::Counts& encoded, bool ready) const;
 
  private:
   mutable std::mutex mutex_;  // guards what follows

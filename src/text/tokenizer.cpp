@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
+#include "text/encode_cache.h"
 #include "text/tokenizer_json.h"
 #include "text/utf8.h"
 
@@ -114,9 +115,14 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   const Pretokenizer::Sink sink = [&](std::string_view piece) {
     impl_->bpe.encode(piece, *scratch, ids);
   };
+  const auto encode_stretch = [&](std::string_view stretch) {
+    if (options.cache != nullptr && options.cache->find(stretch, ids)) return;
+    const size_t first = ids.size();
+    impl_->pretokenizer->cut(stretch, sink);
+    if (options.cache != nullptr) options.cache->add(stretch, std::span(ids).subspan(first));
+  };
   impl_->cut_added(
-      text, options,
-      [&](std::string_view stretch) { impl_->pretokenizer->cut(stretch, sink); },
+      text, options, encode_stretch,
       [&](const AddedTokenMatcher::Part& part) { ids.push_back(part.token->id); });
   impl_->give_scratch(std::move(scratch));
   return ids;

@@ -13,6 +13,8 @@
 
 namespace m3 {
 
+class EncodeCache;
+
 struct TextRange {  // bytes [begin, end)
   size_t begin = 0, end = 0;
 };
@@ -22,6 +24,8 @@ struct EncodeOptions {
   bool added_tokens = true;
   // The same for parts of the text: ascending ranges, such as what a user wrote inside a rendered prompt.
   std::span<const TextRange> plain;
+  // Texts between added tokens that this tokenizer encoded before (encode_cache.h); the ids are the same with and without.
+  EncodeCache* cache = nullptr;
 };
 
 // Immutable after loading; all const functions may be called from any thread.
