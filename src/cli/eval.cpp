@@ -13,7 +13,7 @@ namespace m3::cli {
 
 int command_eval(const Args& args) {
   std::string model, corpus, out;
-  std::vector<std::string> texts;
+  std::vector<std::string> texts, sources;
   eval::EvalOptions eval_options;
   int threads = 0;
   bool json = false, msa_only = false;
@@ -39,6 +39,8 @@ int command_eval(const Args& args) {
                  "of the sparse layers, in all measures: what the model was trained with");
   options.add("--fact-tokens", fact_tokens, "lengths of the texts that hide the facts, 0: no text: a list");
   options.add("--clip-frames", eval_options.clip_frames, "frames of a clip");
+  options.add("--source", sources,
+              "JSON of a source as in a training configuration: exact answers about its held-out items");
   options.flag("--msa-only", msa_only, "facts without the comparison of attentions");
   options.threads(threads);
   options.flag("--json", json, "a JSON list on stdout instead of the table");
@@ -52,6 +54,7 @@ int command_eval(const Args& args) {
                                      eval::Attention::kDense, eval::Attention::kDsa}) {
     if (attention == eval::attention_name(kind)) eval_options.attention = kind;
   }
+  for (const std::string& source : sources) eval_options.sources.push_back(train::parse_source(source));
   set_num_threads(threads);
   eval_options.corpus = corpus;
   eval_options.texts.assign(texts.begin(), texts.end());

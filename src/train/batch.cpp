@@ -45,6 +45,58 @@ std::shared_ptr<const synthetic::TextPool> load_text_pool(const std::filesystem:
   return pool;
 }
 
+namespace {
+
+data::Document bare_document(const SourceConfig& source, uint64_t seed, uint64_t index, double f,
+                             synthetic::Draw draw, const synthetic::TextPool& pool) {
+  using namespace synthetic;
+  const FactWords words = {source.num_names, source.num_words};
+  switch (source.family) {
+    case Family::kCard:
+      return picture_document(seed, index, {.kind = PictureKind::kCard, .draw = draw});
+    case Family::kPicture:
+      return picture_document(seed, index, {.draw = draw, .easy_share = easy_share(source, f)});
+    case Family::kClip:
+      return clip_document(seed, index,
+                           {.kind = source.clip_kind,
+                            .draw = draw,
+                            .ask = source.clip_ask,
+                            .num_frames = source.frames,
+                            .easy_share = easy_share(source, f),
+                            .events = source.clip_events,
+                            .hold = source.hold,
+                            .cells = source.cells,
+                            .timestamps = source.timestamps});
+    case Family::kChat:
+      return chat_document(seed, index, draw);
+    case Family::kRepeat:
+      return repeat_document(seed, index, {source.min_facts, source.max_facts, words});
+    case Family::kFacts: {
+      FactOptions facts;
+      facts.num_tokens = source.tokens;
+      facts.min_facts = source.min_facts;
+      facts.max_facts = source.max_facts;
+      facts.min_questions = source.min_questions;
+      facts.max_questions = source.max_questions;
+      facts.asked_share = source.asked_share;
+      facts.draw = draw;
+      facts.bare_share = bare_share(source, f);
+      facts.words = words;
+      return fact_document(seed, index, facts, pool);
+    }
+    default:
+      M3_FAIL("source '{}' is not generated", source.name);
+  }
+}
+
+}  // namespace
+
+data::Document generated_document(const SourceConfig& source, uint64_t seed, uint64_t index, double f,
+                                  synthetic::Draw draw, const synthetic::TextPool& pool) {
+  data::Document document = bare_document(source, seed, index, f, draw, pool);
+  return source.full_prompt ? synthetic::behind_full_prompt(std::move(document)) : document;
+}
+
 // All sources of a run; used by one thread, in the order of steps.
 class BatchMaker::Sources {
  public:
@@ -109,41 +161,8 @@ class BatchMaker::Sources {
     const SourceConfig& source = config_.sources[i];
     if (source.family == Family::kText) return rows_[i]->sample(position);
     if (source.family == Family::kShards) return streams_[i]->next();
-    data::Document document = make_document(source, seeds_[i], static_cast<uint64_t>(position), f);
-    if (source.full_prompt) document = synthetic::behind_full_prompt(std::move(document));
-    return builder_->build(document);
-  }
-
-  data::Document make_document(const SourceConfig& source, uint64_t seed, uint64_t index,
-                               double f) const {
-    using namespace synthetic;
-    switch (source.family) {
-      case Family::kCard:
-        return picture_document(seed, index, {.kind = PictureKind::kCard});
-      case Family::kPicture:
-        return picture_document(seed, index, {.easy_share = easy_share(source, f)});
-      case Family::kClip:
-        return clip_document(seed, index,
-                             {.kind = source.clip_kind,
-                              .ask = source.clip_ask,
-                              .num_frames = source.frames,
-                              .easy_share = easy_share(source, f)});
-      case Family::kChat:
-        return chat_document(seed, index, Draw::kTrain);
-      case Family::kRepeat:
-        return repeat_document(seed, index);
-      default:
-        break;
-    }
-    FactOptions facts;
-    facts.num_tokens = source.tokens;
-    facts.min_facts = source.min_facts;
-    facts.max_facts = source.max_facts;
-    facts.min_questions = source.min_questions;
-    facts.max_questions = source.max_questions;
-    facts.asked_share = source.asked_share;
-    facts.bare_share = bare_share(source, f);
-    return fact_document(seed, index, facts, *pool_);
+    return builder_->build(generated_document(source, seeds_[i], static_cast<uint64_t>(position), f,
+                                              synthetic::Draw::kTrain, *pool_));
   }
 
   TrainConfig config_;

@@ -50,6 +50,10 @@ std::shared_ptr<const synthetic::TextPool> load_text_pool(const std::filesystem:
                                                           bool held_out,
                                                           const Tokenizer& tokenizer);
 
+// Document `index` of a source other than text and shards, at share f of the run. Takes running text from `pool`.
+data::Document generated_document(const SourceConfig& source, uint64_t seed, uint64_t index, double f,
+                                  synthetic::Draw draw, const synthetic::TextPool& pool);
+
 // Documents that are run at once, with the memory that MicroBatch points to.
 class PackedDocuments {
  public:

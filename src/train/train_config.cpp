@@ -14,6 +14,7 @@ namespace m3::train {
 
 using nlohmann::json;
 using synthetic::ClipAsk;
+using synthetic::ClipEvents;
 using synthetic::ClipKind;
 
 const char* group_name(Group group) {
@@ -64,6 +65,8 @@ constexpr Word<ClipKind> kClipKinds[] = {{"any", ClipKind::kAny},
                                          {"order", ClipKind::kOrder}};
 constexpr Word<ClipAsk> kClipAsks[] = {
     {"any", ClipAsk::kAny}, {"describe", ClipAsk::kDescribe}, {"event", ClipAsk::kEvent}};
+constexpr Word<ClipEvents> kClipEvents[] = {{"any", ClipEvents::kAny},
+                                            {"moves", ClipEvents::kMoves}};
 constexpr Word<DType> kDTypes[] = {{"f32", DType::kF32}, {"bf16", DType::kBF16}};
 constexpr Word<GuardConfig::Action> kActions[] = {{"skip", GuardConfig::Action::kSkip},
                                                   {"stop", GuardConfig::Action::kStop}};
@@ -171,6 +174,31 @@ void read_range(JsonFields& fields, const char* key, int& low, int& high, int mo
   if (low > high) fields.refuse(key, "want [least, most]");
 }
 
+void read_clip(JsonFields& fields, SourceConfig& out) {
+  out.clip_kind = choice(fields, "kind", out.clip_kind, kClipKinds);
+  out.clip_ask = choice(fields, "ask", out.clip_ask, kClipAsks);
+  out.clip_events = choice(fields, "events", out.clip_events, kClipEvents);
+  out.frames = static_cast<int>(integer(fields, "frames", out.frames, 8, 64));
+  out.hold = static_cast<int>(integer(fields, "hold", out.hold, 1, 8));
+  out.cells = static_cast<int>(integer(fields, "cells", out.cells, 2, 3));
+  out.timestamps = fields.boolean("timestamps").value_or(out.timestamps);
+  const bool may_be_order = out.clip_kind == ClipKind::kAny || out.clip_kind == ClipKind::kOrder;
+  if (out.clip_ask == ClipAsk::kEvent && may_be_order)
+    fields.refuse("ask", "\"event\" needs kind \"one_object\" or \"two_objects\"");
+  if (out.frames / out.hold < synthetic::kClipFrames)
+    fields.refuse("hold", fmt::format("{} frames show less than {} pictures", out.frames,
+                                      synthetic::kClipFrames));
+}
+
+void read_fact_words(JsonFields& fields, SourceConfig& out) {
+  if (out.family == Family::kRepeat) out.max_facts = 9;
+  out.num_names = static_cast<int>(integer(fields, "names", out.num_names, 1, out.num_names));
+  out.num_words = static_cast<int>(integer(fields, "words", out.num_words, 1, out.num_words));
+  read_range(fields, "facts", out.min_facts, out.max_facts, out.num_names);
+  if (out.max_facts > out.num_names)
+    fields.refuse("names", fmt::format("want a name for each of {} facts", out.max_facts));
+}
+
 SourceConfig read_source(JsonFields& fields) {
   SourceConfig out;
   out.name = fields.need("name", fields.text("name"));
@@ -187,14 +215,7 @@ SourceConfig read_source(JsonFields& fields) {
     out.easy_until = number(fields, "easy_until", 0, 0, 1);
   if (out.family != Family::kShards && out.family != Family::kText)
     out.full_prompt = fields.boolean("full_prompt").value_or(false);
-  if (out.family == Family::kClip) {
-    out.clip_kind = choice(fields, "kind", out.clip_kind, kClipKinds);
-    out.clip_ask = choice(fields, "ask", out.clip_ask, kClipAsks);
-    out.frames = static_cast<int>(integer(fields, "frames", out.frames, 8, 64));
-    const bool may_be_order = out.clip_kind == ClipKind::kAny || out.clip_kind == ClipKind::kOrder;
-    if (out.clip_ask == ClipAsk::kEvent && may_be_order)
-      fields.refuse("ask", "\"event\" needs kind \"one_object\" or \"two_objects\"");
-  }
+  if (out.family == Family::kClip) read_clip(fields, out);
   if (out.family == Family::kText || out.family == Family::kFacts)
     out.tokens = integer(fields, "tokens", out.tokens, 0, 1 << 20);
   if (out.family == Family::kText && out.tokens < 2)
@@ -203,9 +224,9 @@ SourceConfig read_source(JsonFields& fields) {
     out.bare_until = number(fields, "bare_until", 0, 0, 1);
     out.bare_min = number(fields, "bare_min", 0, 0, 1);
     out.asked_share = number(fields, "asked_share", 0, 0, 1);
-    read_range(fields, "facts", out.min_facts, out.max_facts, 48);  // first names there are
     read_range(fields, "questions", out.min_questions, out.max_questions, 48);
   }
+  if (out.family == Family::kFacts || out.family == Family::kRepeat) read_fact_words(fields, out);
   if (out.family == Family::kShards) {
     out.folder = fields.need("folder", fields.text("folder"));
     out.split = fields.text("split").value_or(out.split);
@@ -361,6 +382,13 @@ const char* freeze_name(Freeze freeze) {
     if (word.value == freeze) return word.word;
   }
   return "?";
+}
+
+SourceConfig parse_source(const std::string& text) {
+  json root = parse_json(text, "the source");
+  if (root.is_object() && !root.contains("count")) root["count"] = 1;
+  JsonFields fields(root, "the source");
+  return read_source(fields);
 }
 
 TrainConfig parse_train_config(const std::string& text, const std::filesystem::path& file,

@@ -16,6 +16,7 @@
 namespace m3::synthetic {
 enum class ClipKind;  // synthetic/clips.h
 enum class ClipAsk;
+enum class ClipEvents;
 }  // namespace m3::synthetic
 
 namespace m3::train {
@@ -95,10 +96,14 @@ struct SourceConfig {
   bool full_prompt = false;  // behind the whole system text (not text, shards)
   synthetic::ClipKind clip_kind{};  // what clips show (kAny), which question they ask (kAny)
   synthetic::ClipAsk clip_ask{};
-  int frames = 8;  // of a clip
+  synthetic::ClipEvents clip_events{};
+  int frames = 8;           // of a clip
+  int hold = 1, cells = 3;  // of a clip: frames that show one picture; cells a side
+  bool timestamps = true;   // of half of the clips
   bool repeat = false;       // the first step's documents again in every step (not shards)
   int64_t tokens = 256;      // text, facts: of a document, about
-  int min_facts = 4, max_facts = 7, min_questions = 3, max_questions = 5;
+  int min_facts = 4, max_facts = 7, min_questions = 3, max_questions = 5;  // repeat: 4 to 9
+  int num_names = 48, num_words = 121;  // facts, repeat: the first ones of synthetic/words.h
   double asked_share = 0;               // facts: if above 0, this share of the facts is asked
   std::string folder, split = "train";  // shards
 };
@@ -159,6 +164,9 @@ struct TrainConfig {
 
 // `overrides`: "optimizer.lr=1e-3", "sources.cards.count=4" (members of lists by name or number);
 // the value is JSON, or else text. Throws Error naming file, key, value and what is wanted.
+// One source alone, for m3 eval: as in "sources"; without "count" it has 1.
+SourceConfig parse_source(const std::string& json);
+
 TrainConfig read_train_config(const std::filesystem::path& file,
                               const std::vector<std::string>& overrides = {});
 TrainConfig parse_train_config(const std::string& json, const std::filesystem::path& file,

@@ -161,6 +161,23 @@ TEST(Schedule, CurriculumOfTheRecipe) {  // nano.md §4
   EXPECT_NEAR(static_cast<double>(documents_4096), 142, 1);
 }
 
+TEST(Source, AloneAsInAConfiguration) {
+  const SourceConfig facts = parse_source(
+      R"({"name": "bare", "family": "facts", "tokens": 0, "facts": [6, 6], "names": 16, "words": 24})");
+  EXPECT_EQ(facts.num_names, 16);
+  EXPECT_EQ(facts.num_words, 24);
+  EXPECT_EQ(facts.min_facts, 6);
+  const SourceConfig repeat = parse_source(R"({"name": "lists", "family": "repeat"})");
+  EXPECT_EQ(repeat.min_facts, 4);  // nano.md §3
+  EXPECT_EQ(repeat.max_facts, 9);
+  EXPECT_EQ(repeat.num_words, 121);
+  for (const char* bad :
+       {R"({"name": "a", "family": "facts", "facts": [4, 10], "names": 8})", R"({"name": "a", "family": "repeat", "words": 122})",
+        R"({"name": "a", "family": "clip", "hold": 2})", R"({"name": "a", "family": "clip", "cells": 4})",
+        R"({"name": "a", "family": "card", "names": 8})", R"({"family": "card"})"})
+    EXPECT_THROW(parse_source(bad), Error) << bad;
+}
+
 TEST(Init, FanInAndPositionalStart) {
   const TrainConfig nano = read_train_config(M3_SOURCE_DIR "/configs/train/nano.json");
   const InitScheme scheme = init_scheme(nano.init, nano.model, 1);

@@ -249,6 +249,25 @@ void Evaluator::measure_facts() {
   }
 }
 
+// What a guess among what the document shows gives.
+double chance_of(const train::SourceConfig& source) {
+  using Family = train::SourceConfig::Family;
+  if (source.family == Family::kFacts && source.min_facts == source.max_facts) return 100.0 / source.min_facts;
+  if (source.family == Family::kClip && source.clip_ask == ClipAsk::kEvent)
+    return source.clip_events == ClipEvents::kMoves ? 25 : 12.5;
+  return -1;
+}
+
+void Evaluator::measure_source(const train::SourceConfig& source) {
+  const bool needs_text = source.family == train::SourceConfig::Family::kFacts && source.tokens > 0;
+  M3_CHECK(!needs_text || pool_, "source '{}' hides facts in text: give a corpus", source.name);
+  const TextPool no_text({}, true, tokenizer_);
+  const TextPool& pool = pool_ ? *pool_ : no_text;
+  exact("source: " + source.name, chance_of(source), [&](uint64_t index) {
+    return builder_.build(train::generated_document(source, options_.seed, index, 1, Draw::kHeldOut, pool));
+  });
+}
+
 void Evaluator::measure_text() {
   std::string text;
   for (const std::filesystem::path& file : options_.texts) text += read_file(file);
@@ -312,6 +331,7 @@ std::vector<Measure> Evaluator::run(const std::function<void(const Measure&)>& o
     measure_clips();
   }
   measure_facts();
+  for (const train::SourceConfig& source : options_.sources) measure_source(source);
   measure_text();
   exact("chat: held-out wordings", -1, [this](uint64_t index) {
     return builder_.build(chat_document(options_.seed, index, Draw::kHeldOut));

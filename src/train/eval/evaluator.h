@@ -41,6 +41,8 @@ struct EvalOptions {
   Attention attention = Attention::kMsa;    // of all measures
   bool compare_attention = true;  // with kMsa: facts also with random index, window and dense attention
   int clip_frames = 8;
+  // Generated sources (docs/training.md) to measure beside the fixed ones: exact answers about held-out items.
+  std::vector<train::SourceConfig> sources;
 };
 
 class Evaluator {
@@ -65,6 +67,7 @@ class Evaluator {
   void measure_pictures();
   void measure_clips();
   void measure_facts();
+  void measure_source(const train::SourceConfig& source);
   void measure_text();
   void measure_image_gap(const std::string& name, const Sampler& describe);
 

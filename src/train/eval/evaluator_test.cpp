@@ -30,10 +30,16 @@ TEST(Evaluator, AUniformModelHasTheBitsOfChance) {
   EvalOptions options;
   options.count = 4;
   options.texts = {text};
+  options.sources = {train::parse_source(
+      R"({"name": "moves", "family": "clip", "kind": "one_object", "ask": "event", "events": "moves"})")};
   Evaluator evaluator(checkpoint, options);
   const std::vector<Measure> measures = evaluator.run();
-  int texts = 0;
+  int texts = 0, sources = 0;
   for (const Measure& m : measures) {
+    if (m.name == "source: moves") {
+      EXPECT_EQ(m.chance, 25);
+      ++sources;
+    }
     if (m.unit == "%") {
       EXPECT_EQ(m.value, 0) << m.name;
     } else if (m.unit == "bits") {
@@ -47,6 +53,7 @@ TEST(Evaluator, AUniformModelHasTheBitsOfChance) {
     }
   }
   EXPECT_EQ(texts, 2);
+  EXPECT_EQ(sources, 1);
   EXPECT_GT(measures.size(), 10u);
   EXPECT_NE(measures_table(measures).find("clip: order of appearance"), std::string::npos);
 }

@@ -9,32 +9,32 @@ namespace m3::synthetic {
 namespace {
 
 constexpr uint64_t kFamily = 2;  // of the random streams
-constexpr int kSide = kClipSize / kCell;
+constexpr int kNumMoves = 4;  // the first events
 
 float uniform(Philox& random, float low, float high) { return low + (high - low) * static_cast<float>(random.uniform()); }
 bool chance(Philox& random, double p) { return random.uniform() < p; }
 
 // A walk over cells: from `first` by (dx, dy) cells.
 struct Path {
-  int first, dx = 0, dy = 0;
+  int side, first, dx = 0, dy = 0;
   std::vector<int> cells() const {
     std::vector<int> out;
     const int steps = std::max(std::abs(dx), std::abs(dy));
     for (int i = 0; i <= steps; ++i) {
-      out.push_back(first + i * (dx > 0 ? 1 : dx < 0 ? -1 : 0) + kSide * i * (dy > 0 ? 1 : dy < 0 ? -1 : 0));
+      out.push_back(first + i * (dx > 0 ? 1 : dx < 0 ? -1 : 0) + side * i * (dy > 0 ? 1 : dy < 0 ? -1 : 0));
     }
     return out;
   }
 };
 
-Path random_path(Event event, Philox& random) {
+Path random_path(Event event, int side, Philox& random) {
   for (;;) {
-    Path path{static_cast<int>(random.below(kSide * kSide))};
-    const int length = 1 + static_cast<int>(random.below(2));
+    Path path{side, static_cast<int>(random.below(side * side))};
+    const int length = 1 + static_cast<int>(random.below(side - 1));
     if (event == kLeft || event == kRight) path.dx = event == kRight ? length : -length;
     if (event == kUp || event == kDown) path.dy = event == kDown ? length : -length;
-    const int x = path.first % kSide + path.dx, y = path.first / kSide + path.dy;
-    if (x >= 0 && x < kSide && y >= 0 && y < kSide) return path;
+    const int x = path.first % side + path.dx, y = path.first / side + path.dy;
+    if (x >= 0 && x < side && y >= 0 && y < side) return path;
   }
 }
 
@@ -53,8 +53,8 @@ Actor make_actor(Colour colour, Shape shape, Event event, const Path& path, Phil
   actor.event = event;
   actor.rgb = vary_colour(colour, random);
   const float dx = uniform(random, -3, 3), dy = uniform(random, -3, 3);
-  actor.x0 = (path.first % kSide + .5f) * kCell + dx;
-  actor.y0 = (path.first / kSide + .5f) * kCell + dy;
+  actor.x0 = (path.first % path.side + .5f) * kCell + dx;
+  actor.y0 = (path.first / path.side + .5f) * kCell + dy;
   actor.x1 = actor.x0 + path.dx * kCell;
   actor.y1 = actor.y0 + path.dy * kCell;
   actor.radius0 = actor.radius1 = std::clamp(uniform(random, 8, 11.5f) * uniform(random, .9f, 1.1f), 8.0f, 11.5f);
@@ -77,9 +77,10 @@ struct Cast {
   Event event;
 };
 
-Cast random_cast(bool still, Philox& random) {
+Cast random_cast(bool still, ClipEvents events, Philox& random) {
+  const int num_events = events == ClipEvents::kMoves ? kNumMoves : kNumEvents;
   return {static_cast<Colour>(random.below(kNumColours)), static_cast<Shape>(random.below(kNumShapes)),
-          still ? kStill : static_cast<Event>(random.below(kNumEvents))};
+          still ? kStill : static_cast<Event>(random.below(num_events))};
 }
 
 bool may_draw(const std::vector<Cast>& cast, bool is_order, Draw draw) {
@@ -92,12 +93,12 @@ bool may_draw(const std::vector<Cast>& cast, bool is_order, Draw draw) {
   return held == (draw == Draw::kHeldOut);
 }
 
-std::vector<Cast> draw_cast(int count, bool is_order, Draw draw, Philox& random) {
+std::vector<Cast> draw_cast(int count, bool is_order, const ClipOptions& options, Philox& random) {
   for (;;) {
     std::vector<Cast> cast;
-    for (int i = 0; i < count; ++i) cast.push_back(random_cast(is_order, random));
+    for (int i = 0; i < count; ++i) cast.push_back(random_cast(is_order, options.events, random));
     if (count == 2 && cast[0].colour == cast[1].colour && cast[0].shape == cast[1].shape) continue;
-    if (may_draw(cast, is_order, draw)) return cast;
+    if (may_draw(cast, is_order, options.draw)) return cast;
   }
 }
 
@@ -126,25 +127,32 @@ Sprite Actor::sprite(int frame, int num_frames) const {
 
 std::vector<Image> ClipScene::frames() const {
   std::vector<Image> out;
+  const int num_pictures = (num_frames + hold - 1) / hold;
   for (int frame = 0; frame < num_frames; ++frame) {
+    const int picture = frame / hold;
     std::vector<Sprite> sprites;
     for (const Actor& actor : actors) {
-      if (actor.visible(frame)) sprites.push_back(actor.sprite(frame, num_frames));
+      if (actor.visible(picture)) sprites.push_back(actor.sprite(picture, num_pictures));
     }
-    out.push_back(render(kClipSize, background, sprites, frame));
+    out.push_back(render(cells * kCell, background, sprites, frame));
   }
   return out;
 }
 
-ClipScene draw_clip(ClipKind kind, Draw draw, Philox& random, int num_frames) {
-  M3_CHECK(num_frames >= kClipFrames, "a clip of {} frames; want at least {}", num_frames, kClipFrames);
+ClipScene draw_clip(const ClipOptions& options, Philox& random) {
+  const ClipKind kind = options.kind;
+  const int num_pictures = options.num_frames / options.hold;
+  M3_CHECK(num_pictures >= kClipFrames, "a clip of {} frames that show {} pictures; want at least {}", options.num_frames,
+           num_pictures, kClipFrames);
   ClipScene scene;
-  scene.num_frames = num_frames;
+  scene.num_frames = options.num_frames;
+  scene.hold = options.hold;
+  scene.cells = options.cells;
   scene.is_order = kind == ClipKind::kOrder || (kind == ClipKind::kAny && chance(random, .3));
   int count = 1;
   if (scene.is_order || kind == ClipKind::kTwoObjects) count = 2;
   if (kind == ClipKind::kAny && !scene.is_order) count = chance(random, .5) ? 1 : 2;
-  std::vector<Cast> cast = draw_cast(count, scene.is_order, draw, random);
+  std::vector<Cast> cast = draw_cast(count, scene.is_order, options, random);
   if (!scene.is_order) {
     std::sort(cast.begin(), cast.end(), [](const Cast& a, const Cast& b) {
       return a.shape != b.shape ? a.shape < b.shape : a.colour < b.colour;
@@ -153,17 +161,17 @@ ClipScene draw_clip(ClipKind kind, Draw draw, Philox& random, int num_frames) {
   std::vector<Path> paths;
   do {
     paths.clear();
-    for (const Cast& c : cast) paths.push_back(random_path(c.event, random));
+    for (const Cast& c : cast) paths.push_back(random_path(c.event, options.cells, random));
   } while (count == 2 && !disjoint(paths[0], paths[1]));
   scene.background = Background::random(random);
   for (int i = 0; i < count; ++i) scene.actors.push_back(make_actor(cast[i].colour, cast[i].shape, cast[i].event, paths[i], random));
   if (scene.is_order) {
     const int first = static_cast<int>(random.below(4));
-    const int second = first + 2 + static_cast<int>(random.below(num_frames - first - 2));
+    const int second = first + 2 + static_cast<int>(random.below(num_pictures - first - 2));
     scene.actors[0].first_frame = first;
     scene.actors[1].first_frame = second;
   }
-  if (chance(random, .5)) scene.fps = static_cast<double>(1 << random.below(4));
+  if (options.timestamps && chance(random, .5)) scene.fps = static_cast<double>(1 << random.below(4));
   return scene;
 }
 
@@ -192,9 +200,9 @@ std::vector<Question> ask_about(const ClipScene& scene, Philox& random) {
 
 data::Document clip_document(uint64_t seed, uint64_t index, const ClipOptions& options) {
   Philox random(seed, kFamily << 56 | index);
-  ClipKind kind = options.kind;
-  if (kind == ClipKind::kAny && chance(random, options.easy_share)) kind = ClipKind::kEasy;
-  const ClipScene scene = draw_clip(kind, options.draw, random, options.num_frames);
+  ClipOptions drawn = options;
+  if (drawn.kind == ClipKind::kAny && chance(random, options.easy_share)) drawn.kind = ClipKind::kEasy;
+  const ClipScene scene = draw_clip(drawn, random);
   std::vector<Question> questions = ask_about(scene, random);
   if (options.ask != ClipAsk::kAny) {
     const bool wants_description = options.ask == ClipAsk::kDescribe;

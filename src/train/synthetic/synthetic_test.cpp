@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "base/sha256.h"
 #include "train/synthetic/clips.h"
@@ -214,7 +215,7 @@ TEST(Clips, WhatHappensCanBeSeen) {
   std::map<std::string, int> seen;
   for (uint64_t i = 0; i < 300; ++i) {
     Philox random(5, i);
-    const ClipScene scene = draw_clip(i % 2 ? ClipKind::kOneObject : ClipKind::kTwoObjects, i % 3 ? Draw::kTrain : Draw::kHeldOut, random);
+    const ClipScene scene = draw_clip({.kind = i % 2 ? ClipKind::kOneObject : ClipKind::kTwoObjects, .draw = i % 3 ? Draw::kTrain : Draw::kHeldOut}, random);
     const std::vector<Image> frames = scene.frames();
     ASSERT_EQ(frames.size(), 8u);
     for (const Actor& actor : scene.actors) {
@@ -235,7 +236,7 @@ TEST(Clips, FramesAndQuestionAreObeyed) {
   Philox random(5, 1);
   ClipScene scene;
   do {
-    scene = draw_clip(ClipKind::kOneObject, Draw::kTrain, random, 16);
+    scene = draw_clip({.kind = ClipKind::kOneObject, .num_frames = 16}, random);
   } while (scene.actors[0].event != kRight);
   EXPECT_EQ(scene.frames().size(), 16u);
   const Actor& actor = scene.actors[0];
@@ -256,11 +257,34 @@ TEST(Clips, FramesAndQuestionAreObeyed) {
   }
 }
 
+// Each picture stands in two frames: what differs between them is noise. Small clips stay in their picture.
+TEST(Clips, HeldPicturesCellsAndEventsAreObeyed) {
+  std::set<Event> events;
+  for (uint64_t i = 0; i < 40; ++i) {
+    Philox random(9, i);
+    ClipScene scene = draw_clip({.kind = ClipKind::kOneObject, .draw = i % 2 ? Draw::kTrain : Draw::kHeldOut, .num_frames = 16,
+                                 .events = ClipEvents::kMoves, .hold = 2, .cells = 2, .timestamps = false}, random);
+    EXPECT_EQ(scene.fps, 0);
+    const Actor& actor = scene.actors[0];
+    events.insert(actor.event);
+    EXPECT_FLOAT_EQ(std::abs(actor.x1 - actor.x0) + std::abs(actor.y1 - actor.y0), kCell);
+    scene.background.noise = 0;
+    const std::vector<Image> frames = scene.frames();
+    ASSERT_EQ(frames.size(), 16u);
+    EXPECT_EQ(frames[0].width, 2 * kCell);
+    for (int f = 0; f < 16; f += 2) EXPECT_EQ(frames[f].rgb_HW3, frames[f + 1].rgb_HW3);
+    if (!stands_out(scene.background, actor.colour)) continue;
+    EXPECT_NE(frames[0].rgb_HW3, frames[15].rgb_HW3);
+    EXPECT_EQ(watch(frames, actor.colour), kEventNames[actor.event]);
+  }
+  EXPECT_EQ(events, (std::set<Event>{kLeft, kRight, kUp, kDown}));
+}
+
 TEST(Clips, OrderOfAppearanceCanBeSeen) {
   int num_checked = 0;
   for (uint64_t i = 0; i < 200; ++i) {
     Philox random(6, i);
-    const ClipScene scene = draw_clip(ClipKind::kOrder, Draw::kTrain, random);
+    const ClipScene scene = draw_clip({.kind = ClipKind::kOrder}, random);
     const Colour a = scene.actors[0].colour, b = scene.actors[1].colour;
     if (a == b || !stands_out(scene.background, a) || !stands_out(scene.background, b)) continue;
     const std::vector<Image> frames = scene.frames();
@@ -334,10 +358,10 @@ TEST(HeldOut, TrainingNeverDrawsWhatTestsAsk) {
     Philox a(8, i), b(9, i), c(10, i), d(11, i);
     collect(draw_picture(PictureKind::kPicture, Draw::kTrain, a), train);
     collect(draw_picture(PictureKind::kPicture, Draw::kHeldOut, b), test);
-    const ClipScene clip = draw_clip(ClipKind::kAny, Draw::kTrain, c);
+    const ClipScene clip = draw_clip({}, c);
     for (const Actor& actor : clip.actors) ASSERT_FALSE(strong_pair(actor.colour, actor.shape));
     collect_clip(clip, train, false);
-    collect_clip(draw_clip(ClipKind::kAny, Draw::kHeldOut, d), test, true);
+    collect_clip(draw_clip({.draw = Draw::kHeldOut}, d), test, true);
   }
   std::vector<std::string> both;
   std::set_intersection(train.begin(), train.end(), test.begin(), test.end(), std::back_inserter(both));
@@ -490,6 +514,33 @@ TEST(Facts, TrainingPairsAreNeverTestPairs) {
     }
     ASSERT_GE(num_questions, 1);
     ASSERT_LE(num_questions, 5);
+  }
+}
+
+TEST(Facts, FewNamesAndWordsAreObeyed) {
+  const auto text = pool(false);
+  const FactWords few = {5, 8};
+  const std::set<std::string_view> names(kFirstNames.begin(), kFirstNames.begin() + 5),
+      words(kFactWords.begin(), kFactWords.begin() + 8);
+  const auto check = [&](std::string_view name, std::string_view word, bool held) {
+    EXPECT_TRUE(names.contains(name) && words.contains(word)) << name << " " << word;
+    EXPECT_EQ(held_out_fact(name, word), held) << name << " " << word;
+  };
+  for (uint64_t i = 0; i < 50; ++i) {
+    const Draw draw = i % 2 ? Draw::kTrain : Draw::kHeldOut;
+    const auto [answer, all] =
+        targets_and_all(fact_document(3, i, {.num_tokens = 0, .min_facts = 5, .max_facts = 5, .min_questions = 1,
+                                             .max_questions = 1, .draw = draw, .words = few}, *text));
+    std::istringstream in(answer);  // "Agent Ada bell."
+    std::string agent, name, word;
+    in >> agent >> name >> word;
+    check(name, word.substr(0, word.find('.')), draw == Draw::kHeldOut);
+
+    const std::string list = targets_and_all(repeat_document(3, i, {.min_facts = 2, .max_facts = 2, .words = few})).first;
+    EXPECT_EQ(std::count(list.begin(), list.end(), ','), 1) << list;
+    std::istringstream pairs(list);  // "Agents: Ada bell, Ben boat."
+    pairs >> agent;
+    while (pairs >> name >> word) check(name, word.substr(0, word.find_first_of(",.")), false);
   }
 }
 

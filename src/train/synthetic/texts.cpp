@@ -19,17 +19,31 @@ struct Fact {
   std::string answer() const { return fmt::format("Agent {} {}.", name, word); }
 };
 
+bool has_held_out_word(std::string_view name, int num_words) {
+  return std::any_of(kFactWords.begin(), kFactWords.begin() + num_words,
+                     [&](std::string_view word) { return held_out_fact(name, word); });
+}
+
 // Distinct names; every pair is held out or not as `held` says for it.
-std::vector<Fact> draw_facts(const std::vector<bool>& held, Philox& random) {
-  std::vector<size_t> names(kFirstNames.size());
+std::vector<Fact> draw_facts(const std::vector<bool>& held, const FactWords& from, Philox& random) {
+  M3_CHECK(static_cast<int>(held.size()) <= from.num_names, "{} facts need as many names; there are {}", held.size(),
+           from.num_names);
+  std::vector<size_t> names(from.num_names);
   for (size_t i = 0; i < names.size(); ++i) names[i] = i;
   for (size_t i = names.size(); i > 1; --i) std::swap(names[i - 1], names[random.below(i)]);
   std::vector<Fact> facts;
   for (size_t i = 0; i < held.size(); ++i) {
+    if (held[i]) {  // of few words a name may have none that is held out
+      const auto able = std::find_if(names.begin() + i, names.end(), [&](size_t name) {
+        return has_held_out_word(kFirstNames[name], from.num_words);
+      });
+      M3_CHECK(able != names.end(), "no pair of {} names and {} words is held out", from.num_names, from.num_words);
+      std::swap(names[i], *able);
+    }
     const std::string_view name = kFirstNames[names[i]];
     std::string_view word;
     do {
-      word = kFactWords[random.below(kFactWords.size())];
+      word = kFactWords[random.below(from.num_words)];
     } while (held_out_fact(name, word) != held[i]);
     facts.push_back({std::string(name), std::string(word)});
   }
@@ -109,7 +123,7 @@ data::Document fact_document(uint64_t seed, uint64_t index, const FactOptions& o
   if (test) num_questions = 1;
   std::vector<bool> held(num_facts, false);
   if (test) held[0] = true;
-  const std::vector<Fact> facts = draw_facts(held, random);
+  const std::vector<Fact> facts = draw_facts(held, options.words, random);
 
   std::vector<Question> questions;
   std::vector<std::string> fact_lines;
@@ -161,9 +175,10 @@ data::Document fact_document(uint64_t seed, uint64_t index, const FactOptions& o
   return turns.finish(fmt::format("facts-{}-{}", seed, index), "facts");
 }
 
-data::Document repeat_document(uint64_t seed, uint64_t index) {
+data::Document repeat_document(uint64_t seed, uint64_t index, const RepeatOptions& options) {
   Philox random(seed, kRepeat << 56 | index);
-  const std::vector<Fact> facts = draw_facts(std::vector<bool>(between(random, 4, 9), false), random);
+  const std::vector<Fact> facts =
+      draw_facts(std::vector<bool>(between(random, options.min_facts, options.max_facts), false), options.words, random);
   std::string list;
   for (const Fact& fact : facts) list += fmt::format("{}{} {}", list.empty() ? "" : ", ", fact.name, fact.word);
   TurnWriter turns;

@@ -42,6 +42,12 @@ class TextPool {
   int64_t num_tokens_ = 0;
 };
 
+// Names and words that facts are drawn from: the first ones of words.h. Fewer are learnt sooner.
+struct FactWords {
+  int num_names = static_cast<int>(kFirstNames.size());
+  int num_words = static_cast<int>(kFactWords.size());
+};
+
 struct FactOptions {
   int64_t num_tokens = 256;   // of the whole document, about; 0: facts alone, in any order
   int min_facts = 4, max_facts = 7;
@@ -50,11 +56,17 @@ struct FactOptions {
   Draw draw = Draw::kTrain;   // kHeldOut: the pair asked is held out, the others are not
   double depth = -1;          // 0 to 1: place of the fact asked about first; else anywhere
   double bare_share = 0;      // with this probability no filler, and 3-8 facts with up to 5 questions
+  FactWords words;
+};
+
+struct RepeatOptions {
+  int min_facts = 4, max_facts = 9;
+  FactWords words;
 };
 
 // Pure functions of (seed, index, options) and the pool.
 data::Document fact_document(uint64_t seed, uint64_t index, const FactOptions& options, const TextPool& pool);
-data::Document repeat_document(uint64_t seed, uint64_t index);
+data::Document repeat_document(uint64_t seed, uint64_t index, const RepeatOptions& options = {});
 data::Document chat_document(uint64_t seed, uint64_t index, Draw draw);
 
 // Rows of `count` ids of plain text, the first one replaced by the conversation start; every id a target of
