@@ -328,6 +328,9 @@ void gemm_block(const GemmProblem& p, int64_t m0, int64_t m1, int64_t n0, int64_
   for (int i = 0; i < rows; ++i) store_row(p, m0 + i, n0, cols, acc + i * kGemmBlockN);
 }
 
+// Columns of c that gemm_rows_of finishes together: as many as make storing them cheap.
+constexpr int kRowsCols = 64;
+
 // The rows of a in tiles of at most kMr, against four rows of b.
 template <class D, class T, class B>
 void rows_tiles(const GemmProblem& p, int64_t k0, int steps, const B& b, float* acc) {
@@ -336,7 +339,7 @@ void rows_tiles(const GemmProblem& p, int64_t k0, int steps, const B& b, float* 
     RowsA<D, T> a;
     for (int r = 0; r < rows; ++r)
       a.row[r] = row_of<T>(p.a, p.a_rows ? p.a_rows[i + r] : i + r, p.k) + k0;
-    micro_tile_any<D>(rows, a, b, steps, acc + i * 4, 4);
+    micro_tile_any<D>(rows, a, b, steps, acc + i * kRowsCols, kRowsCols);
   }
 }
 
@@ -346,7 +349,7 @@ void packed_tiles(int64_t m, const typename D::Elem* panels, int64_t kp, const B
   for (int64_t i = 0; i < m; i += D::kMr) {
     const int rows = static_cast<int>(m - i < D::kMr ? m - i : D::kMr);
     micro_tile_any<D>(rows, PanelA<D>{panels + i * kp}, b, static_cast<int>(kp / D::kStep),
-                      acc + i * 4, 4);
+                      acc + i * kRowsCols, kRowsCols);
   }
 }
 
@@ -359,9 +362,8 @@ void gemm_rows_of(const GemmProblem& p, int64_t n0, int64_t n1) {
   const int64_t whole_k = p.k % D::kStep == 0 ? p.k : p.k / kGemmBlockK * kGemmBlockK;
   const int64_t rest = p.k - whole_k;
   if (rest > 0) pack_a<D>(p, 0, static_cast<int>(p.m), whole_k, rest, padded<D>(rest), x_panels);
-  for (int64_t n = n0; n < n1; n += 4) {
-    alignas(64) float acc[kGemmMaxRowsM * 4] = {};
-    const int cols = static_cast<int>(n1 - n < 4 ? n1 - n : 4);
+  // Four columns: sums over all of k.
+  const auto add_columns = [&](int64_t n, int cols, float* acc) {
     for (int64_t k0 = 0; k0 < whole_k; k0 += kGemmBlockK) {
       const int64_t kc = whole_k - k0 < kGemmBlockK ? whole_k - k0 : kGemmBlockK;
       const int steps = static_cast<int>(kc / D::kStep);
@@ -382,7 +384,13 @@ void gemm_rows_of(const GemmProblem& p, int64_t n0, int64_t n1) {
       pack_b<D>(p, n, cols, whole_k, rest, padded<D>(rest), w_panel);
       packed_tiles<D>(p.m, x_panels, padded<D>(rest), PanelB<D>{w_panel}, acc);
     }
-    for (int64_t i = 0; i < p.m; ++i) store_row(p, i, n, cols, acc + i * 4);
+  };
+  alignas(64) float acc[kGemmMaxRowsM * kRowsCols];
+  for (int64_t n = n0; n < n1; n += kRowsCols) {
+    const int cols = static_cast<int>(n1 - n < kRowsCols ? n1 - n : kRowsCols);
+    std::memset(acc, 0, p.m * kRowsCols * sizeof(float));
+    for (int j = 0; j < cols; j += 4) add_columns(n + j, cols - j < 4 ? cols - j : 4, acc + j);
+    for (int64_t i = 0; i < p.m; ++i) store_row(p, i, n, cols, acc + i * kRowsCols);
   }
 }
 

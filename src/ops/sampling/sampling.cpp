@@ -117,7 +117,7 @@ std::vector<Candidate> truncate(std::span<const float> logits, const SamplingPar
   }
   if (params.top_p >= 1.0f && params.min_p <= 0.0f) return list;
   // Few candidates hold most of the probability: sort only as many as it takes. The first has probability 1.
-  for (size_t wanted = 256, sorted = 0;; wanted *= 8) {
+  for (size_t wanted = 32, sorted = 0;; wanted *= 8) {
     const size_t end = std::min(wanted, list.size());
     if (!top_k) {
       std::nth_element(list.begin() + sorted, list.begin() + end - 1, list.end(), before);
