@@ -41,6 +41,7 @@ int command_eval(const Args& args) {
   options.add("--clip-frames", eval_options.clip_frames, "frames of a clip");
   options.add("--source", sources,
               "JSON of a source as in a training configuration: exact answers about its held-out items");
+  options.flag("--fresh", eval_options.fresh_sources, "--source: fresh documents of items that training draws too");
   options.flag("--msa-only", msa_only, "facts without the comparison of attentions");
   options.threads(threads);
   options.flag("--json", json, "a JSON list on stdout instead of the table");

@@ -67,6 +67,9 @@ int command_train(const Args& args) {
                   "sources.clips.count=14");
   options.positional("CONFIG", file, "the configuration, JSON");
   options.flag("--resume", run.resume, "go on from the newest checkpoint; start if there is none");
+  options.add("--allow-change", run.may_change,
+              "KEY: --resume may go on with another value of this key than the run was started "
+              "with; log and checkpoints record it. E.g. compute.replicas, steps, manifests.corpus");
   options.add(
       "--set", overrides,
       "KEY=VALUE: replaces a value of the configuration; parts of the key are joined by dots");
@@ -77,6 +80,8 @@ int command_train(const Args& args) {
                "read the configuration, open the data, print the memory plan; no step");
   options.parse(args);
   if (run.stop_after < 0) throw UsageError{"--stop-after must be 0 or more (see m3 train --help)"};
+  if (!run.may_change.empty() && !run.resume)
+    throw UsageError{"--allow-change needs --resume (see m3 train --help)"};
   for (const std::string& text : overrides) {
     const size_t equals = text.find('=');
     if (equals == text.npos || equals == 0)

@@ -50,17 +50,75 @@ double clamped_share(const MoeSaved& saved, float limit) {
   return count > 0 ? static_cast<double>(clamped) / static_cast<double>(count) : 0;
 }
 
-// In nats, mean over the queries and all heads.
-double mean_entropy(const TextConfig& config, const AttentionActs& acts,
-                    const std::vector<QueryRow>& queries, bool selected) {
-  double sum = 0;
-  for (const QueryRow& query : queries) {
-    for (int head = 0; head < config.num_heads; ++head) {
-      for (const double p : attention_row(config, acts, query, head, selected))
-        sum -= p > 0 ? p * std::log(p) : 0;
+// Text rows behind media of their own document.
+std::vector<QueryRow> queries_behind_media(std::span<const int32_t> cu_seqlens,
+                                           const std::vector<uint8_t>& is_media, int num_queries) {
+  std::vector<QueryRow> all, chosen;
+  for (size_t i = 0; i + 1 < cu_seqlens.size(); ++i) {
+    bool behind = false;
+    for (int32_t row = cu_seqlens[i]; row < cu_seqlens[i + 1]; ++row) {
+      behind |= is_media[row] != 0;
+      if (behind && is_media[row] == 0) all.push_back({row, cu_seqlens[i]});
     }
   }
-  return sum / static_cast<double>(queries.size() * config.num_heads);
+  const size_t count = std::min(all.size(), static_cast<size_t>(num_queries));
+  for (size_t i = 0; i < count; ++i) chosen.push_back(all[(2 * i + 1) * all.size() / (2 * count)]);
+  return chosen;
+}
+
+void measure_attention(const TextConfig& config, const AttentionActs& acts,
+                       const std::vector<QueryRow>& queries, bool selected, LayerActivity& out) {
+  out.largest_logit = -INFINITY;
+  for (const QueryRow& query : queries) {
+    const int64_t own_block = (query.num_keys() - 1) / config.block_size * config.block_size;
+    for (int head = 0; head < config.num_heads; ++head) {
+      std::vector<double> row = logit_row(config, acts, query, head, selected);
+      out.largest_logit = std::max(out.largest_logit, *std::ranges::max_element(row));
+      softmax(row);
+      out.first_mass += row[0];
+      for (size_t j = 0; j < row.size(); ++j) {
+        out.entropy -= row[j] > 0 ? row[j] * std::log(row[j]) : 0;
+        if (static_cast<int64_t>(j) >= own_block) out.own_block_mass += row[j];
+      }
+    }
+  }
+  const double count = static_cast<double>(queries.size()) * config.num_heads;
+  for (double* mean : {&out.entropy, &out.first_mass, &out.own_block_mass}) *mean /= count;
+}
+
+void measure_media(const TextConfig& config, const AttentionActs& acts,
+                   const std::vector<QueryRow>& queries, const std::vector<uint8_t>& is_media,
+                   bool selected, LayerActivity& out) {
+  if (queries.empty()) return;
+  double mass = 0, share = 0;
+  for (const QueryRow& query : queries) {
+    for (int head = 0; head < config.num_heads; ++head) {
+      const std::vector<double> row = attention_row(config, acts, query, head, selected);
+      double visible = 0, media = 0;
+      for (size_t j = 0; j < row.size(); ++j) {
+        const bool counts = is_media[query.first + j] != 0;
+        visible += row[j] > 0;
+        media += counts && row[j] > 0;
+        mass += counts ? row[j] : 0;
+      }
+      share += media / visible;
+    }
+  }
+  const double count = static_cast<double>(queries.size()) * config.num_heads;
+  out.media_mass = mass / count;
+  out.media_share = share / count;
+}
+
+// Of the rows of the last dimension.
+double largest_norm(const Tensor& tensor) {
+  const int64_t D = tensor.dim(2);
+  double largest = 0;
+  for (int64_t i = 0; i < tensor.numel(); i += D) {
+    double sum = 0;
+    for (int64_t d = 0; d < D; ++d) sum += std::pow(value_at(tensor, i + d), 2);
+    largest = std::max(largest, sum);
+  }
+  return std::sqrt(largest);
 }
 
 }  // namespace
@@ -72,6 +130,8 @@ std::vector<LayerActivity> probe_activity(TrainableModel& model, const MicroBatc
   std::vector<uint8_t> is_media(batch.ids_T.size());
   for (const TrainMedia& media : batch.media)
     for (const int32_t row : media.rows) is_media[row] = 1;
+  const std::vector<QueryRow> behind_media =
+      queries_behind_media(batch.cu_seqlens, is_media, num_queries);
   std::vector<LayerActivity> out;
   TrainTrace trace;
   trace.after_layer = [&](const TrainTrace::Layer& layer) {
@@ -82,7 +142,10 @@ std::vector<LayerActivity> probe_activity(TrainableModel& model, const MicroBatc
     activity.text_rms = rms_of(layer.x_TC, is_media, false);
     activity.media_rms = rms_of(layer.x_TC, is_media, true);
     activity.clamped = clamped_share(layer.ffn->saved, config.swiglu_limit);
-    activity.entropy = mean_entropy(config, *layer.attention, queries, selected);
+    measure_attention(config, *layer.attention, queries, selected, activity);
+    measure_media(config, *layer.attention, behind_media, is_media, selected, activity);
+    activity.largest_q = largest_norm(layer.attention->q_raw_THD);
+    activity.largest_k = largest_norm(layer.attention->k_raw_TRD);
   };
   model.forward_only(batch, &trace);
   return out;

@@ -4,14 +4,11 @@
 #include <cmath>
 
 namespace m3::train {
-namespace {
 
 double value_at(const Tensor& tensor, int64_t index) {
   return tensor.dtype() == DType::kBF16 ? to_float(tensor.ptr<bf16>()[index])
                                         : tensor.ptr<float>()[index];
 }
-
-}  // namespace
 
 std::vector<int32_t> selected_blocks(const TextConfig& config, const AttentionActs& acts,
                                      const QueryRow& query, int group) {
@@ -22,8 +19,8 @@ std::vector<int32_t> selected_blocks(const TextConfig& config, const AttentionAc
   return blocks;
 }
 
-std::vector<double> attention_row(const TextConfig& config, const AttentionActs& acts,
-                                  const QueryRow& query, int head, bool selected) {
+std::vector<double> logit_row(const TextConfig& config, const AttentionActs& acts,
+                              const QueryRow& query, int head, bool selected) {
   const int64_t D = config.head_dim, H = config.num_heads, R = config.num_kv_heads;
   const int64_t group = head / config.heads_per_group(), num_keys = query.num_keys();
   std::vector<bool> visible(static_cast<size_t>(num_keys), !selected);
@@ -44,11 +41,21 @@ std::vector<double> attention_row(const TextConfig& config, const AttentionActs&
     }
     row[j] = dot / std::sqrt(static_cast<double>(D));
   }
+  return row;
+}
+
+std::vector<double> attention_row(const TextConfig& config, const AttentionActs& acts,
+                                  const QueryRow& query, int head, bool selected) {
+  std::vector<double> row = logit_row(config, acts, query, head, selected);
+  softmax(row);
+  return row;
+}
+
+void softmax(std::vector<double>& row) {
   const double largest = *std::max_element(row.begin(), row.end());
   double sum = 0;
   for (double& logit : row) sum += logit = std::exp(logit - largest);
   for (double& p : row) p /= sum;
-  return row;
 }
 
 }  // namespace m3::train

@@ -56,17 +56,19 @@ data::Document bare_document(const SourceConfig& source, uint64_t seed, uint64_t
       return picture_document(seed, index, {.kind = PictureKind::kCard, .draw = draw});
     case Family::kPicture:
       return picture_document(seed, index, {.draw = draw, .easy_share = easy_share(source, f)});
-    case Family::kClip:
-      return clip_document(seed, index,
-                           {.kind = source.clip_kind,
-                            .draw = draw,
-                            .ask = source.clip_ask,
-                            .num_frames = source.frames,
-                            .easy_share = easy_share(source, f),
-                            .events = source.clip_events,
-                            .hold = source.hold,
-                            .cells = source.cells,
-                            .timestamps = source.timestamps});
+    case Family::kClip: {
+      ClipOptions clip{.kind = source.clip_kind,
+                       .draw = draw,
+                       .ask = source.clip_ask,
+                       .num_frames = source.frames,
+                       .easy_share = easy_share(source, f),
+                       .events = source.clip_events,
+                       .hold = source.hold,
+                       .cells = source.cells,
+                       .timestamps = source.timestamps};
+      if (source.colour >= 0) clip.colour = static_cast<Colour>(source.colour);
+      return clip_document(seed, index, clip);
+    }
     case Family::kChat:
       return chat_document(seed, index, draw);
     case Family::kRepeat:

@@ -1,6 +1,7 @@
 #include "train/optimizer.h"
 
 #include <cmath>
+#include <vector>
 
 #include "ops/adamw/adamw.h"
 
@@ -15,7 +16,7 @@ GroupUpdates Optimizer::measure() const {
 }
 
 void Optimizer::update(double lr, const std::array<double, kNumGroups>& factors,
-                       const GroupFlags& active, GroupUpdates& updates) {
+                       const GroupFlags& active, GroupUpdates& updates, bool measure_ratio) {
   for (int i = 0; i < kNumGroups; ++i) {
     GroupUpdate& group = updates[i];
     if (!active[i] || !parameters_.has_state(static_cast<Group>(i)) || group.norm == 0) continue;
@@ -24,6 +25,8 @@ void Optimizer::update(double lr, const std::array<double, kNumGroups>& factors,
     group.lr = lr * config_.groups[i].lr_factor * factors[i];
     ++num_updates_[i];
   }
+  std::array<double, kNumGroups> moved = {}, size = {};  // sums of squares
+  std::vector<float> before;
   for (const Segment& segment : parameters_.segments()) {
     const int i = static_cast<int>(segment.group);
     if (!updates[i].updated) continue;
@@ -35,7 +38,16 @@ void Optimizer::update(double lr, const std::array<double, kNumGroups>& factors,
     adam.weight_decay = segment.weight_decay;
     adam.grad_factor = static_cast<float>(updates[i].clip_factor);
     adam.step = num_updates_[i];
+    const float* master = segment.master.ptr<float>();
+    if (measure_ratio) before.assign(master, master + segment.master.numel());
     adamw(segment.master, segment.gradient, segment.m, segment.v, segment.copy, adam);
+    for (size_t j = 0; measure_ratio && j < before.size(); ++j) {
+      moved[i] += std::pow(double{master[j]} - before[j], 2);
+      size[i] += double{before[j]} * before[j];
+    }
+  }
+  for (int i = 0; measure_ratio && i < kNumGroups; ++i) {
+    if (updates[i].updated && size[i] > 0) updates[i].update_ratio = std::sqrt(moved[i] / size[i]);
   }
 }
 

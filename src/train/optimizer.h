@@ -12,6 +12,7 @@ struct GroupUpdate {
   double clip_factor = 1;
   double lr = 0;
   bool updated = false;
+  double update_ratio = -1;  // norm of the masters' change over theirs; below 0: not measured
 };
 using GroupUpdates = std::array<GroupUpdate, kNumGroups>;
 
@@ -26,9 +27,10 @@ class Optimizer {
   // Moves every group with state, `active` flag and a gradient that is not exactly zero: a group
   // that nothing touched in this step (the vision tower in a step without pictures) keeps masters,
   // moments and its count of updates. `lr`: the schedule's; `factors`: of the groups, beside their
-  // own. Norms come from measure() and must be finite.
+  // own. Norms come from measure() and must be finite. `measure_ratio`: fills update_ratio, which
+  // takes a copy of one segment at a time.
   void update(double lr, const std::array<double, kNumGroups>& factors, const GroupFlags& active,
-              GroupUpdates& updates);
+              GroupUpdates& updates, bool measure_ratio = false);
 
   // bias_e += step * sign(mean load - load_e), by layer. load_LE: tokens of the global batch by
   // expert, [L, E].

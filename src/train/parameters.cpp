@@ -1,6 +1,7 @@
 #include "train/parameters.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <tuple>
@@ -258,6 +259,28 @@ double Parameters::gradient_sum_of_squares(Group group) const {
     if (segment.group == group) sum += grad_sum_of_squares(segment.gradient);
   }
   return sum;
+}
+
+GradientNorms Parameters::gradient_norms() const {
+  GradientNorms out;
+  out.layers.assign(static_cast<size_t>(config_.text.num_layers), 0.0);
+  for (const Parameter& p : parameters_) {
+    if (p.is_router_bias) continue;
+    const double squares = grad_sum_of_squares(p.gradient);
+    if (squares == 0 && has_state(p.group)) out.zeros.push_back(p.entry.name);
+    if (p.entry.is_vision()) {
+      (p.entry.name.starts_with("vision_tower.") ? out.tower : out.projector) += squares;
+    } else if (p.group == Group::kText) {
+      if (p.entry.layer >= 0) out.layers[p.entry.layer] += squares;
+      if (p.entry.kind == TensorKind::kEmbedding) out.embedding += squares;
+      if (p.entry.kind == TensorKind::kHead) out.head += squares;
+      if (p.entry.kind == TensorKind::kRouter) out.routers += squares;
+    }
+  }
+  for (double& layer : out.layers) layer = std::sqrt(layer);
+  for (double* sum : {&out.embedding, &out.head, &out.routers, &out.tower, &out.projector})
+    *sum = std::sqrt(*sum);
+  return out;
 }
 
 int64_t Parameters::num_parameters() const {

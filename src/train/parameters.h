@@ -11,6 +11,7 @@
 #pragma once
 #include <array>
 #include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -46,6 +47,13 @@ struct GradientCopy {
   ModelWeights weights;  // views of it
 };
 
+// Norms of gradients by part of the model, before clipping (training.md §11).
+struct GradientNorms {
+  std::vector<double> layers;  // of the text model, without index branch; routers included
+  double embedding = 0, head = 0, routers = 0, tower = 0, projector = 0;
+  std::vector<std::string> zeros;  // parameters of trained groups whose gradient is exactly zero
+};
+
 using GroupFlags = std::array<bool, kNumGroups>;
 
 class Parameters {
@@ -72,6 +80,7 @@ class Parameters {
   // Adds the copies in their order, and zeroes them.
   void add_gradients(std::span<GradientCopy> copies);
   double gradient_sum_of_squares(Group group) const;
+  GradientNorms gradient_norms() const;
 
   int64_t num_parameters() const;
   void add_to_plan(MemoryPlan& plan) const;

@@ -1,7 +1,9 @@
 // Instruments of a step against plain fp64 loops (model/reference_model.h).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "model/reference_model.h"
@@ -50,6 +52,98 @@ INSTANTIATE_TEST_SUITE_P(Stages, Probes,
                          ::testing::Values(TrainStage::kSparse, TrainStage::kWarmup,
                                            TrainStage::kFull),
                          [](const auto& info) { return train_stage_name(info.param); });
+
+// Logits and masses of every row by plain loops over q, k and lists of the same pass; norms from the
+// weights and the normalised stream.
+TEST_P(Probes, AttentionIsWhatPlainLoopsSee) {
+  ModelConfig config = testing::tiny_train_config();
+  TrainSet set(config);
+  const TestPack pack(config, testing::uneven_documents());
+  const MicroBatch batch = pack.batch();
+  TrainableModel model(config, set.weights, set.gradients, f32_options(GetParam()),
+                       {pack.num_tokens(), pack.num_patches});
+  const std::vector<LayerActivity> got = probe_activity(model, batch, kAllRows);
+
+  const TextConfig& c = config.text;
+  const int T = static_cast<int>(pack.num_tokens()), D = c.head_dim, G = c.heads_per_group();
+  std::vector<bool> is_media(T);
+  for (const TrainMedia& item : batch.media)
+    for (const int32_t row : item.rows) is_media[row] = true;
+  TrainTrace trace;
+  trace.after_layer = [&](const TrainTrace::Layer& layer) {
+    const AttentionActs& acts = *layer.attention;
+    const float *q = acts.q_THD.ptr<float>(), *k = acts.k_TRD.ptr<float>();
+    LayerActivity want;
+    want.largest_logit = -1e9;
+    want.media_mass = want.media_share = 0;
+    int rows = 0, media_rows = 0;
+    for (size_t doc = 0; doc + 1 < batch.cu_seqlens.size(); ++doc) {
+      const int begin = batch.cu_seqlens[doc];
+      for (int t = begin; t < batch.cu_seqlens[doc + 1]; ++t) {
+        bool behind = false;
+        for (int j = begin; j < t; ++j) behind = behind || is_media[j];
+        behind = behind && !is_media[t];
+        for (int h = 0; h < c.num_heads; ++h) {
+          const int r = h / G;
+          std::map<int, double> logits;  // by key
+          for (int j = begin; j <= t; ++j) {
+            bool sees = true;
+            if (GetParam() == TrainStage::kSparse && c.is_sparse[layer.index]) {
+              const int32_t* ids = acts.lists.ptr<int32_t>() + (int64_t{r} * T + t) * c.topk_blocks;
+              sees = std::count(ids, ids + c.topk_blocks, (j - begin) / c.block_size) > 0;
+            }
+            double dot = 0;
+            for (int d = 0; d < D; ++d)
+              dot += double{q[(t * c.num_heads + h) * D + d]} * k[(j * c.num_kv_heads + r) * D + d];
+            if (sees) logits[j] = dot / std::sqrt(D);
+          }
+          double sum = 0, media = 0, share = 0;
+          for (const auto& [j, logit] : logits) sum += std::exp(logit);
+          for (const auto& [j, logit] : logits) {
+            const double p = std::exp(logit) / sum;
+            want.largest_logit = std::max(want.largest_logit, logit);
+            if (j == begin) want.first_mass += p;
+            if ((j - begin) / c.block_size == (t - begin) / c.block_size) want.own_block_mass += p;
+            if (is_media[j]) media += p, share += 1.0 / static_cast<double>(logits.size());
+          }
+          if (behind) want.media_mass += media, want.media_share += share;
+        }
+        ++rows;
+        media_rows += behind;
+      }
+    }
+    ASSERT_GT(media_rows, 5);
+    const LayerActivity& activity = got.at(layer.index);
+    EXPECT_NEAR(activity.largest_logit, want.largest_logit, 1e-9);
+    EXPECT_NEAR(activity.first_mass, want.first_mass / (rows * c.num_heads), 1e-9);
+    EXPECT_NEAR(activity.own_block_mass, want.own_block_mass / (rows * c.num_heads), 1e-9);
+    EXPECT_NEAR(activity.media_mass, want.media_mass / (media_rows * c.num_heads), 1e-9);
+    EXPECT_NEAR(activity.media_share, want.media_share / (media_rows * c.num_heads), 1e-9);
+    // q before its norm: h times the projection.
+    const AttentionWeights& weights = set.weights.text.layers[layer.index].attention;
+    const float* h_TC = acts.h_TC.ptr<float>();
+    const auto largest = [&](const Tensor& matrix) {
+      double most = 0;
+      for (int t = 0; t < T; ++t) {
+        for (int64_t head = 0; head < matrix.dim(0) / D; ++head) {
+          double squares = 0;
+          for (int64_t d = head * D; d < (head + 1) * D; ++d) {
+            double dot = 0;
+            for (int x = 0; x < c.hidden_size; ++x)
+              dot += double{h_TC[t * c.hidden_size + x]} *
+                     matrix.ptr<float>()[d * c.hidden_size + x];
+            squares += dot * dot;
+          }
+          most = std::max(most, squares);
+        }
+      }
+      return std::sqrt(most);
+    };
+    EXPECT_NEAR(activity.largest_q, largest(weights.q.values), 1e-4);
+    EXPECT_NEAR(activity.largest_k, largest(weights.k.values), 1e-4);
+  };
+  model.forward_only(batch, &trace);
+}
 
 // Every block of one query by hand, from q, k and the lists of the same pass.
 TEST(SelectionProbe, QualityIsThatOfTheDenseAttention) {

@@ -219,6 +219,101 @@ TEST(Resume, AnotherConfigurationIsRefusedByName) {
   }
 }
 
+std::string refusal(const TrainConfig& config, std::vector<std::string> may_change = {}) {
+  try {
+    Trainer(config, {.resume = true, .may_change = std::move(may_change)});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+// The default refuses and names key, values and the way; by request the run goes on as one that
+// always had the new value from there on, and says so.
+TEST(Resume, AKeyChangesByRequestAndOnTheRecord) {
+  const TestFolder folder("change");
+  Trainer(config_in(folder.path()), {.stop_after = 4}).run();
+  const std::vector<std::string> moved = {"compute.micro_batch_tokens=64", "steps=8"};
+  const std::string message = refusal(config_in(folder.path(), moved));
+  for (const char* part : {"'compute.micro_batch_tokens': 128", "now it is 64",
+                           "--allow-change compute.micro_batch_tokens"})
+    EXPECT_NE(message.find(part), std::string::npos) << part << ": " << message;
+  EXPECT_NE(refusal(config_in(folder.path(), moved), {"compute"}).find("--allow-change steps"),
+            std::string::npos);  // compute covers what lies below it, not the other key
+  EXPECT_NE(refusal(config_in(folder.path()), {"compute.replica"}).find("has such a key"),
+            std::string::npos);
+  EXPECT_NE(refusal(config_in(folder.path(), {"steps=3"}), {"steps"}).find("4 steps are done"),
+            std::string::npos);
+  {
+    Trainer trainer(config_in(folder.path(), moved),
+                    {.resume = true, .may_change = {"steps", "compute.micro_batch_tokens"}, .stop_after = 6});
+    trainer.run();
+    ASSERT_EQ(trainer.state().changes.size(), 2u);
+  }
+  // Now the checkpoint has the new values: no flag is needed, and the old ones are refused.
+  EXPECT_NE(refusal(config_in(folder.path())).find("'compute.micro_batch_tokens': 64"),
+            std::string::npos);
+  Trainer trainer(config_in(folder.path(), moved), {.resume = true});
+  EXPECT_EQ(trainer.run(), RunEnd::kFinished);
+  EXPECT_EQ(trainer.state().step, 8);
+  const std::vector<ConfigChange>& changes = trainer.state().changes;
+  ASSERT_EQ(changes.size(), 2u);
+  EXPECT_EQ(changes[0].key, "compute.micro_batch_tokens");
+  EXPECT_EQ(changes[1].key, "steps");
+  for (const ConfigChange& change : changes) EXPECT_EQ(change.step, 4);
+  EXPECT_EQ(changes[1].from + " " + changes[1].to, "12 8");
+  std::ifstream log(folder.path() / "train.jsonl");
+  int records = 0;
+  for (std::string line; std::getline(log, line); ++records) {
+    const bool changed = line.find(R"("changes":[{"key":"compute.micro_batch_tokens","from":"128","to":"64"})") !=
+                         std::string::npos;
+    EXPECT_EQ(changed, records == 4) << line;
+  }
+  EXPECT_EQ(records, 8);
+}
+
+TEST(Resume, AnotherCorpusIsRefusedWithBothHashes) {
+  const TestFolder corpus("corpus"), folder("other-corpus");
+  const auto make = [&](int pages) {
+    fs::remove_all(corpus.path() / "data");
+    data::ShardWriter writer(corpus.path() / "data", {});
+    for (int i = 0; i < pages; ++i) {
+      data::Document document;
+      document.id = fmt::format("page {}", i);
+      document.source = "pages";
+      document.segments = {data::Segment::of_text(fmt::format("This is page {} of a book.", i))};
+      writer.add_to(data::Split::kTrain, document);
+    }
+    writer.finish();
+    return sha256_file(corpus.path() / "data/manifest.json");
+  };
+  const std::vector<std::string> shards = {fmt::format(
+      R"(sources=[{{"name": "pages", "family": "shards", "count": 2, "folder": "{0}"}}])",
+      (corpus.path() / "data").string())};
+  const std::string before = make(30);
+  Trainer(config_in(folder.path(), shards), {.stop_after = 2}).run();
+  EXPECT_EQ(refusal(config_in(folder.path(), shards)), "accepted");
+  const std::string after = make(40);
+  const std::string message = refusal(config_in(folder.path(), shards));
+  EXPECT_NE(message.find(before), std::string::npos) << message;
+  EXPECT_NE(message.find(after), std::string::npos) << message;
+  EXPECT_NE(message.find("--allow-change manifests.pages"), std::string::npos) << message;
+  EXPECT_EQ(refusal(config_in(folder.path(), shards), {"manifests.pages"}), "accepted");
+  // A checkpoint from before manifests were recorded is taken.
+  const fs::path training = folder.path() / "step-00000002/training";
+  std::string identity = read_file(training / "identity.json");
+  identity.erase(identity.find(",\"manifests\""));
+  write_file_atomic(training / "identity.json", identity + "}");
+  std::string manifest = read_file(training / "manifest.json");
+  const size_t at = manifest.find("identity.json");
+  ASSERT_NE(at, std::string::npos);
+  const std::string entry = fmt::format("identity.json\":{{\"bytes\":{},\"sha256\":\"{}\"", identity.size() + 1,
+                                        sha256_file(training / "identity.json"));
+  manifest.replace(at, manifest.find('}', at) - at, entry);
+  write_file_atomic(training / "manifest.json", manifest);
+  EXPECT_EQ(refusal(config_in(folder.path(), shards)), "accepted");
+}
+
 TEST(Resume, AFullDiskLeavesOlderCheckpointsAlone) {
   const TestFolder folder("full");
   Trainer trainer(config_in(folder.path()), {.stop_after = 4});

@@ -89,6 +89,27 @@ JsonValue load_json(const int64_t* load_E, int num_experts) {
   return out;
 }
 
+// At most so many names of parameters without gradient: of many experts most may be idle.
+constexpr size_t kMostNames = 20;
+
+JsonValue gradients_json(const GradientNorms& norms, bool with_names) {
+  JsonValue out = JsonValue::object(), layers = JsonValue::array();
+  for (const double norm : norms.layers) layers.push_back(number(norm));
+  out.append_member("layers", std::move(layers));
+  out.append_member("embedding", number(norms.embedding));
+  out.append_member("head", number(norms.head));
+  out.append_member("routers", number(norms.routers));
+  out.append_member("tower", number(norms.tower));
+  out.append_member("projector", number(norms.projector));
+  out.append_member("zeros", JsonValue::integer(static_cast<int64_t>(norms.zeros.size())));
+  if (!with_names) return out;
+  JsonValue names = JsonValue::array();
+  for (size_t i = 0; i < std::min(norms.zeros.size(), kMostNames); ++i)
+    names.push_back(JsonValue::string(norms.zeros[i]));
+  out.append_member("zero_names", std::move(names));
+  return out;
+}
+
 JsonValue experts_json(const TextConfig& config, const TrainSums& sums) {
   JsonValue out = JsonValue::array();
   for (int layer = 0; layer < config.num_layers; ++layer) {
@@ -138,10 +159,12 @@ std::string StepReport::to_json(const ModelConfig& config, double ceiling_gflops
     add(group, "norm", groups[i].norm);
     add(group, "clip", groups[i].clip_factor);
     add(group, "lr", groups[i].lr);
+    if (groups[i].update_ratio >= 0) add(group, "update_ratio", groups[i].update_ratio);
     group.append_member("updated", JsonValue::boolean(groups[i].updated));
     updates.append_member(group_name(static_cast<Group>(i)), std::move(group));
   }
   root.append_member("groups", std::move(updates));
+  root.append_member("gradients", gradients_json(gradients, zeros_changed));
   root.append_member("experts", experts_json(config.text, sums));
   JsonValue data = JsonValue::object();
   count(data, "tokens", num_tokens);
@@ -184,9 +207,29 @@ std::string StepReport::to_json(const ModelConfig& config, double ceiling_gflops
       add(entry, "media_rms", activity.media_rms);
       add(entry, "clamped", activity.clamped);
       add(entry, "entropy", activity.entropy);
+      add(entry, "first_mass", activity.first_mass);
+      add(entry, "own_block_mass", activity.own_block_mass);
+      add(entry, "largest_logit", activity.largest_logit);
+      add(entry, "largest_q", activity.largest_q);
+      add(entry, "largest_k", activity.largest_k);
+      if (activity.media_mass >= 0) {
+        add(entry, "media_mass", activity.media_mass);
+        add(entry, "media_share", activity.media_share);
+      }
       list.push_back(std::move(entry));
     }
     root.append_member("layers", std::move(list));
+  }
+  if (!changes.empty()) {
+    JsonValue list = JsonValue::array();
+    for (const ConfigChange& change : changes) {
+      JsonValue entry = JsonValue::object();
+      entry.append_member("key", JsonValue::string(change.key));
+      entry.append_member("from", JsonValue::string(change.from));
+      entry.append_member("to", JsonValue::string(change.to));
+      list.push_back(std::move(entry));
+    }
+    root.append_member("changes", std::move(list));
   }
   if (!documents.empty()) {
     JsonValue ids = JsonValue::array();

@@ -7,6 +7,7 @@
 #include "train/batch.h"
 #include "train/flops.h"
 #include "train/optimizer.h"
+#include "train/training_checkpoint.h"
 
 namespace m3::train {
 
@@ -35,8 +36,15 @@ struct LayerActivity {
   int layer = 0;
   double text_rms = 0, media_rms = 0;  // of the residual stream behind the layer; 0: no such rows
   double clamped = 0;                  // share of SwiGLU inputs beyond their limit
-  double entropy = 0;  // nats, of the attention: over the selected keys where MSA is sparse, else
-                       // over all visible ones
+  // Of attention, means over a sample of queries and all heads: over the selected keys where MSA is
+  // sparse, else over all visible ones.
+  double entropy = 0;                        // nats
+  double first_mass = 0, own_block_mass = 0;  // on the document's first token, the query's own block
+  double largest_logit = 0;                  // of these queries, scaled
+  double largest_q = 0, largest_k = 0;       // norm of a head's query or key of any row, before its norm
+  // Means over a sample of text queries behind media: probability on the media's keys, and their
+  // share of the visible ones. Below 0: no such query.
+  double media_mass = -1, media_share = -1;
 };
 
 struct StepReport {
@@ -46,6 +54,8 @@ struct StepReport {
   TrainSums sums;
   LossSums by_source, by_context;  // context: what came before the target: text, image, video
   GroupUpdates groups;
+  GradientNorms gradients;
+  bool zeros_changed = false;  // the names in gradients.zeros are others than a step ago
   FlopCount flops;
   int64_t num_tokens = 0, num_media_tokens = 0, num_documents = 0, num_micro_batches = 0,
           num_patches = 0;
@@ -54,6 +64,7 @@ struct StepReport {
   std::vector<SelectionQuality> selection;
   std::vector<LayerActivity> layers;
   std::vector<std::string> documents;  // ids; of skipped steps only
+  std::vector<ConfigChange> changes;   // of the configuration, on the resume before this step
 
   double seconds() const { return load_seconds + model_seconds + update_seconds; }
   std::string to_json(const ModelConfig& config, double ceiling_gflops) const;  // one line

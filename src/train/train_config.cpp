@@ -1,7 +1,9 @@
 #include "train/train_config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <set>
 
@@ -182,6 +184,12 @@ void read_clip(JsonFields& fields, SourceConfig& out) {
   out.hold = static_cast<int>(integer(fields, "hold", out.hold, 1, 8));
   out.cells = static_cast<int>(integer(fields, "cells", out.cells, 2, 3));
   out.timestamps = fields.boolean("timestamps").value_or(out.timestamps);
+  if (const auto name = fields.text("colour")) {
+    const auto found = std::ranges::find(synthetic::kColourNames, *name);
+    if (found == synthetic::kColourNames.end())
+      fields.refuse("colour", fmt::format("want one of {}", fmt::join(synthetic::kColourNames, ", ")));
+    out.colour = static_cast<int>(found - synthetic::kColourNames.begin());
+  }
   const bool may_be_order = out.clip_kind == ClipKind::kAny || out.clip_kind == ClipKind::kOrder;
   if (out.clip_ask == ClipAsk::kEvent && may_be_order)
     fields.refuse("ask", "\"event\" needs kind \"one_object\" or \"two_objects\"");

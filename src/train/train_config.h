@@ -100,6 +100,7 @@ struct SourceConfig {
   int frames = 8;           // of a clip
   int hold = 1, cells = 3;  // of a clip: frames that show one picture; cells a side
   bool timestamps = true;   // of half of the clips
+  int colour = -1;          // of all objects of a clip; -1: any
   bool repeat = false;       // the first step's documents again in every step (not shards)
   int64_t tokens = 256;      // text, facts: of a document, about
   int min_facts = 4, max_facts = 7, min_questions = 3, max_questions = 5;  // repeat: 4 to 9

@@ -123,7 +123,13 @@ Trainer::Trainer(const TrainConfig& config, const RunOptions& options)
                      sizes_.max_patches / config.compute.replicas} {
   check_tokenizer(config_, tokenizer_);
   if (options_.resume && !store_.steps().empty()) {
-    state_ = store_.load_latest(config_, parameters_);
+    state_ = store_.load_latest(config_, parameters_, options_.may_change);
+    M3_CHECK(state_.step <= config_.steps, "{}: {} steps are done, the run shall have {}",
+             config_.output.string(), state_.step, config_.steps);
+    for (const ConfigChange& change : state_.changes) {
+      if (change.step == state_.step)
+        log_info("step {}: {} changed from {} to {}", change.step, change.key, change.from, change.to);
+    }
     optimizer_.num_updates() = state_.num_updates;
   } else {
     M3_CHECK(store_.steps().empty(),
@@ -267,19 +273,22 @@ void Trainer::run_micro_batches(const Batch& batch, StepReport& report) {
   }
   report.loss = train_loss(config_.model.text, model_->options(), report.sums);
   report.num_micro_batches = static_cast<int64_t>(all.size());
-  if (config_.log.attention_every > 0 && batch.step % config_.log.attention_every == 0) {
-    const auto mean_length = [](const PackedDocuments* pack) {
-      return pack->num_tokens() / static_cast<int64_t>(pack->documents().size());
-    };
-    const PackedDocuments* longest =
-        *std::max_element(all.begin(), all.end(), [&](const auto* a, const auto* b) {
-          return mean_length(a) < mean_length(b);
-        });
-    report.layers = probe_activity(*model_, longest->micro_batch(), kProbeQueries);
-    const TrainStage stage = model_->options().stage;
-    if (stage == TrainStage::kWarmup || stage == TrainStage::kSparse)
-      report.selection = probe_selection(*model_, longest->micro_batch(), kProbeQueries);
-  }
+  if (is_probed(batch.step)) probe(all, report);
+}
+
+// Activity where most media are, else in the longest documents; the selection in the longest ones.
+void Trainer::probe(const std::vector<const PackedDocuments*>& packs, StepReport& report) {
+  const auto largest = [&](auto size) {
+    return (*std::ranges::max_element(packs, {}, size))->micro_batch();
+  };
+  const MicroBatch longest = largest([](const PackedDocuments* pack) {
+    return pack->num_tokens() / static_cast<int64_t>(pack->documents().size());
+  });
+  const MicroBatch media = largest([](const PackedDocuments* pack) { return pack->num_patches(); });
+  report.layers = probe_activity(*model_, media.media.empty() ? longest : media, kProbeQueries);
+  const TrainStage stage = model_->options().stage;
+  if (stage == TrainStage::kWarmup || stage == TrainStage::kSparse)
+    report.selection = probe_selection(*model_, longest, kProbeQueries);
 }
 
 std::string Trainer::reason_to_skip(const StepReport& report) const {
@@ -300,6 +309,9 @@ std::string Trainer::reason_to_skip(const StepReport& report) const {
 
 void Trainer::update(const Batch& batch, StepReport& report) {
   report.groups = optimizer_.measure();
+  report.gradients = parameters_.gradient_norms();
+  report.zeros_changed = report.gradients.zeros != zero_gradients_;
+  zero_gradients_ = report.gradients.zeros;
   report.skipped = reason_to_skip(report);
   if (!report.skipped.empty()) {
     for (const BatchDocument& document : batch.documents)
@@ -328,7 +340,7 @@ void Trainer::update(const Batch& batch, StepReport& report) {
   const bool backbone = stage_->freeze != Freeze::kIndexOnly;
   const bool indexer = teaches_index(stage_->attention) && stage_->freeze != Freeze::kFrozenIndex;
   optimizer_.update(config_.optimizer.lr * factor, {1, 1, stage_->indexer_lr_factor},
-                    {backbone, backbone, indexer}, report.groups);
+                    {backbone, backbone, indexer}, report.groups, is_probed(batch.step));
   state_.num_updates = optimizer_.num_updates();
   for (int i = 0; i < kNumGroups; ++i) {
     double& mean = state_.mean_norm[i];
@@ -351,6 +363,9 @@ StepReport Trainer::do_step(Batch batch) {
   StepReport report;
   report.step = batch.step;
   report.stage = train_stage_name(stage_->attention);
+  for (const ConfigChange& change : state_.changes) {
+    if (change.step == batch.step) report.changes.push_back(change);
+  }
   report.num_documents = static_cast<int64_t>(batch.documents.size());
   auto start = Clock::now();
   run_micro_batches(batch, report);

@@ -1,12 +1,14 @@
 // A training run: batches, gradients, updates, checkpoints, log (training.md). What `m3 train`
 // does.
 //
-// The weights after step n are a function of the configuration alone: not of threads, of when
+// The weights after step n are a function of the configuration (and of changes that a resume asked
+// for) alone: not of threads, of when
 // checkpoints were written or of how often the run was killed and resumed (compute.batch_invariant;
 // it is the default).
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "train/batch.h"
 #include "train/replicas.h"
@@ -17,6 +19,9 @@ namespace m3::train {
 
 struct RunOptions {
   bool resume = false;
+  // Keys of the configuration that may differ from the checkpoint's on resume: "steps",
+  // "compute.replicas", "manifests.corpus".
+  std::vector<std::string> may_change;
   int64_t stop_after = 0;  // steps done in all; then save and return. 0: the configuration's
   bool show_progress = false;
   std::function<void(const StepReport&)> on_step;
@@ -51,6 +56,10 @@ class Trainer {
   StepReport do_step(Batch batch);
   void run_micro_batches(const Batch& batch, StepReport& report);
   void update(const Batch& batch, StepReport& report);
+  void probe(const std::vector<const PackedDocuments*>& packs, StepReport& report);
+  bool is_probed(int64_t step) const {
+    return config_.log.attention_every > 0 && step % config_.log.attention_every == 0;
+  }
   std::string reason_to_skip(const StepReport& report) const;
   void start_weights();
   void enter_stage(int64_t step);
@@ -74,6 +83,7 @@ class Trainer {
   TrainingState state_;
   TrainSizes sizes_, replica_sizes_;
   const StageConfig* stage_ = nullptr;
+  std::optional<std::vector<std::string>> zero_gradients_;  // of the step before
   std::unique_ptr<TrainableModel> model_;  // runs on all threads
   std::unique_ptr<Replicas> replicas_;     // absent with one replica
   std::unique_ptr<BatchMaker> batches_;

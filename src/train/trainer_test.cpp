@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "base/threads.h"
 #include "train/test_support.h"
@@ -201,7 +202,7 @@ TEST(Trainer, InstrumentsAreLoggedAndLeaveTheRunAlone) {
       EXPECT_GT(report.layers[0].text_rms, 0);
       const std::string line = report.to_json(
           parse_train_config(tiny_config_json(), "run.json").model, 0);
-      for (const char* key : {"\"text_rms\"", "\"clamped\"", "\"entropy\""})
+      for (const char* key : {"\"text_rms\"", "\"clamped\"", "\"entropy\"", "\"largest_logit\"", "\"media_mass\""})
         EXPECT_NE(line.find(key), std::string::npos) << key;
     };
     Trainer(parse_train_config(tiny_config_json(folder.str()), "run.json",
@@ -210,6 +211,77 @@ TEST(Trainer, InstrumentsAreLoggedAndLeaveTheRunAlone) {
         .run();
   }
   EXPECT_EQ(losses[0], losses[1]);
+}
+
+// Norms by part from the gradients themselves, and how far the masters moved from copies of them.
+TEST(Trainer, GradientNormsAndUpdateRatiosAreThoseOfTheParameters) {
+  const TestFolder folder("norms");
+  std::map<std::string, std::vector<float>> before;
+  Trainer* running = nullptr;
+  const auto snapshot = [&] {
+    for (const Parameter& p : running->parameters().all())
+      before[p.entry.name].assign(p.master.ptr<float>(), p.master.ptr<float>() + p.master.numel());
+  };
+  int probed = 0;
+  RunOptions options;
+  options.on_step = [&](const StepReport& report) {
+    std::map<std::string, double> squares;
+    std::vector<std::string> zeros;
+    double moved[kNumGroups] = {}, size[kNumGroups] = {};
+    for (const Parameter& p : running->parameters().all()) {
+      if (p.is_router_bias) continue;
+      const std::string& name = p.entry.name;
+      double sum = 0;
+      for (int64_t i = 0; i < p.gradient.numel(); ++i) {
+        sum += std::pow(double{p.gradient.ptr<float>()[i]}, 2);
+        moved[static_cast<int>(p.group)] += std::pow(double{p.master.ptr<float>()[i]} - before[name][i], 2);
+        size[static_cast<int>(p.group)] += std::pow(double{before[name][i]}, 2);
+      }
+      if (sum == 0) zeros.push_back(name);
+      const bool index = name.find("index_") != std::string::npos;
+      if (name.starts_with("vision_tower")) squares["tower"] += sum;
+      if (name.find("projector") != std::string::npos || name.find("patch_merge") != std::string::npos)
+        squares["projector"] += sum;
+      for (const char* layer : {"0", "1"}) {
+        if (!index && name.find(std::string("language_model.model.layers.") + layer + ".") == 0)
+          squares[layer] += sum;
+      }
+      if (name.find("embed_tokens") != std::string::npos) squares["embedding"] += sum;
+      if (name.find("lm_head") != std::string::npos) squares["head"] += sum;
+      if (name.ends_with("block_sparse_moe.gate.weight")) squares["routers"] += sum;
+    }
+    const GradientNorms& norms = report.gradients;
+    ASSERT_EQ(norms.layers.size(), 2u);
+    for (const auto& [name, value] :
+         {std::pair<std::string, double>{"0", norms.layers[0]}, {"1", norms.layers[1]},
+          {"embedding", norms.embedding}, {"head", norms.head}, {"routers", norms.routers},
+          {"tower", norms.tower}, {"projector", norms.projector}}) {
+      EXPECT_GT(value, 0) << name;
+      EXPECT_NEAR(value, std::sqrt(squares[name]), 1e-6 * value) << name;
+    }
+    EXPECT_EQ(norms.zeros, zeros);
+    const std::string line = report.to_json(parse_train_config(tiny_config_json(), "run.json").model, 0);
+    for (int i = 0; i < kNumGroups; ++i) {
+      if (report.step % 2 != 0) {
+        EXPECT_LT(report.groups[i].update_ratio, 0);
+        continue;
+      }
+      ++probed;
+      EXPECT_GT(report.groups[i].update_ratio, 0);
+      EXPECT_NEAR(report.groups[i].update_ratio, std::sqrt(moved[i] / size[i]), 1e-6 * report.groups[i].update_ratio);
+      EXPECT_NE(line.find("\"update_ratio\""), std::string::npos);
+    }
+    for (const char* key : {"\"layers\":[", "\"routers\"", "\"zeros\""}) EXPECT_NE(line.find(key), std::string::npos) << key;
+    EXPECT_EQ(line.find("\"zero_names\"") != std::string::npos, report.zeros_changed);
+    snapshot();
+  };
+  Trainer trainer(parse_train_config(tiny_config_json(folder.str()), "run.json",
+                                     {"steps=4", "log.attention_every=2"}),
+                  options);
+  running = &trainer;
+  snapshot();
+  trainer.run();
+  EXPECT_EQ(probed, 2 * kNumGroups);
 }
 
 TEST(Trainer, ADenseCheckpointBecomesMsaWithANewIndexBranch) {

@@ -42,6 +42,7 @@ class StateReader {
  public:
   StateReader(const std::string& text, std::string file)
       : root_(JsonValue::parse(text, file)), file_(std::move(file)) {}
+  bool has(const char* key) const { return root_.find(key) != nullptr; }
   const JsonValue& member(const char* key) const {
     const JsonValue* value = root_.find(key);
     M3_CHECK(value != nullptr, "{}: {} is missing", file_, key);
@@ -158,23 +159,101 @@ void write_weights(CheckpointWriter& writer, const Parameters& parameters) {
   }
 }
 
-void check_identity(const TrainConfig& config, const fs::path& file) {
-  const JsonValue then = JsonValue::parse(read_file(file), file.string());
-  const JsonValue now = JsonValue::parse(config.identity, "this run's configuration");
-  for (const JsonValue* one : {&then, &now}) {
-    for (const std::string& key : one->keys()) {
-      const JsonValue *a = then.find(key), *b = now.find(key);
-      if (a != nullptr && b != nullptr && *a == *b) continue;
-      M3_FAIL(
-          "{}: the run was started with another '{}': {}; now it is {}. Resume with the same "
-          "configuration, or start a new run in another output folder",
-          file.string(), key, a ? a->dump().substr(0, 200) : "absent",
-          b ? b->dump().substr(0, 200) : "absent");
-    }
+// Adds the keys below `path` in which the two differ; either may be absent (null pointer).
+void find_changes(const std::string& path, const JsonValue* then, const JsonValue* now,
+                  std::vector<ConfigChange>& out) {
+  if (then != nullptr && now != nullptr && *then == *now) return;
+  const auto is_object = [](const JsonValue* value) { return value == nullptr || value->is_object(); };
+  if (!is_object(then) || !is_object(now)) {
+    out.push_back({0, path, then ? then->dump() : "", now ? now->dump() : ""});
+    return;
+  }
+  const auto below = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
+  const auto member = [](const JsonValue* of, const std::string& key) {
+    return of == nullptr ? nullptr : of->find(key);
+  };
+  if (then != nullptr) {
+    for (const std::string& key : then->keys())
+      find_changes(below(key), then->find(key), member(now, key), out);
+  }
+  if (now == nullptr) return;
+  for (const std::string& key : now->keys()) {
+    if (member(then, key) == nullptr) find_changes(below(key), nullptr, now->find(key), out);
   }
 }
 
+bool names(const std::string& allowed, const std::string& key) {
+  return key == allowed || key.starts_with(allowed + ".");
+}
+
+bool has_key(const JsonValue& identity, const std::string& key) {
+  const JsonValue* at = &identity;
+  for (size_t begin = 0; begin <= key.size() && at != nullptr;) {
+    const size_t end = std::min(key.find('.', begin), key.size());
+    at = at->find(key.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return at != nullptr;
+}
+
+std::string shown(const std::string& value) {
+  return value.empty() ? "absent" : value.size() <= 200 ? value : value.substr(0, 200) + "...";
+}
+
+// What was changed of the identity in `file`. Throws Error for a change that nobody asked for.
+std::vector<ConfigChange> check_identity(const TrainConfig& config, const fs::path& file,
+                                         const std::vector<std::string>& may_change) {
+  const JsonValue then = JsonValue::parse(read_file(file), file.string());
+  const JsonValue now = JsonValue::parse(run_identity(config), "this run's configuration");
+  for (const std::string& key : may_change) {
+    M3_CHECK(has_key(then, key) || has_key(now, key),
+             "--allow-change {}: neither the run nor the checkpoint has such a key", key);
+  }
+  std::vector<ConfigChange> changes;
+  find_changes("", &then, &now, changes);
+  if (then.find("manifests") == nullptr) {
+    log_warn("{} does not say which data the run was started with; it is not compared",
+             file.string());
+    std::erase_if(changes, [](const ConfigChange& c) { return names("manifests", c.key); });
+  }
+  for (const ConfigChange& change : changes) {
+    if (std::ranges::any_of(may_change, [&](const auto& key) { return names(key, change.key); }))
+      continue;
+    M3_FAIL(
+        "{}: the run was started with another '{}': {}; now it is {}. Resume with the same, start "
+        "a new run in another output folder, or give --allow-change {}: the run goes on with the "
+        "new one, and its log and checkpoints say so",
+        file.string(), change.key, shown(change.from), shown(change.to), change.key);
+  }
+  return changes;
+}
+
+JsonValue change_json(const ConfigChange& change) {
+  JsonValue out = JsonValue::object();
+  out.append_member("step", JsonValue::integer(change.step));
+  out.append_member("key", JsonValue::string(change.key));
+  out.append_member("from", JsonValue::string(change.from));
+  out.append_member("to", JsonValue::string(change.to));
+  return out;
+}
+
 }  // namespace
+
+std::string run_identity(const TrainConfig& config) {
+  JsonValue root = JsonValue::parse(config.identity, "this run's configuration");
+  JsonValue manifests = JsonValue::object();
+  const auto add = [&](const std::string& name, const fs::path& folder) {
+    const fs::path file = folder / "manifest.json";
+    if (fs::exists(file))  // else the reader says what is missing
+      manifests.set(name, JsonValue::string(sha256_file(file)));
+  };
+  if (!config.corpus.empty()) add("corpus", config.corpus);
+  for (const SourceConfig& source : config.sources) {
+    if (source.family == SourceConfig::Family::kShards) add(source.name, source.folder);
+  }
+  root.set("manifests", std::move(manifests));
+  return root.dump();
+}
 
 std::string TrainingState::to_json() const {
   JsonValue root = JsonValue::object();
@@ -192,6 +271,7 @@ std::string TrainingState::to_json() const {
   JsonValue positions = JsonValue::object();
   for (const auto& [name, stream] : streams) positions.append_member(name, stream.to_json());
   root.append_member("streams", std::move(positions));
+  root.append_member("changes", list(changes, change_json));
   return root.dump() + "\n";
 }
 
@@ -212,6 +292,19 @@ TrainingState TrainingState::from_json(const std::string& text, const std::strin
   const JsonValue& streams = reader.member("streams");
   for (const std::string& name : streams.keys())
     state.streams[name] = data::StreamState::from_json(*streams.find(name), file);
+  if (reader.has("changes")) {  // older checkpoints have none
+    for (const JsonValue& change : reader.member("changes").items()) {
+      const auto text = [&](const char* key) {
+        const JsonValue* value = change.find(key);
+        M3_CHECK(value != nullptr && value->is_string(), "{}: a change has no {}", file, key);
+        return value->text();
+      };
+      const JsonValue* step = change.find("step");
+      M3_CHECK(step != nullptr, "{}: a change has no step", file);
+      state.changes.push_back(
+          {reader.integer(*step, "step"), text("key"), text("from"), text("to")});
+    }
+  }
   return state;
 }
 
@@ -289,7 +382,7 @@ void CheckpointStore::save(const TrainConfig& config, const Parameters& paramete
     write_optimizer(training / "optimizer.safetensors", parameters);
     write_file_atomic(training / "state.json", state.to_json());
     write_file_atomic(training / "config.json", config.resolved);
-    write_file_atomic(training / "identity.json", config.identity);
+    write_file_atomic(training / "identity.json", run_identity(config));
     write_manifest(work);
     sync_folder(training);
     sync_folder(work);
@@ -316,7 +409,8 @@ void CheckpointStore::prune() {
   fs::remove_all(saving());
 }
 
-TrainingState CheckpointStore::load_latest(const TrainConfig& config, Parameters& parameters) {
+TrainingState CheckpointStore::load_latest(const TrainConfig& config, Parameters& parameters,
+                                           const std::vector<std::string>& may_change) {
   const std::vector<int64_t> all = steps();
   M3_CHECK(!all.empty(), "{}: no checkpoint to resume from; start without --resume",
            output_.string());
@@ -329,9 +423,14 @@ TrainingState CheckpointStore::load_latest(const TrainConfig& config, Parameters
       if (i > 0) log_warn("going back to {}", folder(all[i - 1]).string());
       continue;
     }
-    check_identity(config, training / "identity.json");
+    std::vector<ConfigChange> changes =
+        check_identity(config, training / "identity.json", may_change);
     TrainingState state = TrainingState::from_json(read_file(training / "state.json"),
                                                    (training / "state.json").string());
+    for (ConfigChange& change : changes) {
+      change.step = state.step;
+      state.changes.push_back(std::move(change));
+    }
     read_optimizer(training / "optimizer.safetensors", parameters);
     return state;
   }

@@ -7,6 +7,7 @@
 //                               optimizer state
 //       state.json              step, updates, position in the data, guard, totals, seed
 //       config.json             the run's configuration
+//       identity.json           what decides the weights; a resumed run must have the same
 //       manifest.json           bytes and SHA-256 of every file of the checkpoint; written last
 //   .saving/                  what is being written or removed; a checkpoint appears by one rename
 //
@@ -20,6 +21,16 @@
 
 namespace m3::train {
 
+// A key of the identity that was changed on resume, by request; values as JSON, "" where absent.
+struct ConfigChange {
+  int64_t step = 0;  // from this step on
+  std::string key, from, to;
+};
+
+// What decides the weights: the configuration's identity, and of every data folder that it reads
+// the SHA-256 of its manifest, as "manifests.corpus" and "manifests.SOURCE".
+std::string run_identity(const TrainConfig& config);
+
 // Everything but the parameters that decides the rest of the run. Random numbers are functions of
 // seed and step.
 struct TrainingState {
@@ -30,6 +41,7 @@ struct TrainingState {
   int64_t num_tokens = 0, num_documents = 0;
   double flops = 0, seconds = 0;
   StreamStates streams;
+  std::vector<ConfigChange> changes;
 
   std::string to_json() const;
   static TrainingState from_json(const std::string& text, const std::string& file);
@@ -63,8 +75,10 @@ class CheckpointStore {
 
   // The newest sound checkpoint, into `parameters`. A broken one is named, with the reason, in a
   // warning, and the one before it is tried. Throws Error if there is none, or if the run's
-  // configuration differs in what decides weights.
-  TrainingState load_latest(const TrainConfig& config, Parameters& parameters);
+  // identity differs in a key that is neither in `may_change` nor below one of them; what differs
+  // in these is added to TrainingState::changes.
+  TrainingState load_latest(const TrainConfig& config, Parameters& parameters,
+                            const std::vector<std::string>& may_change = {});
 
  private:
   std::filesystem::path saving() const { return output_ / ".saving"; }

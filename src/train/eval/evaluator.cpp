@@ -264,7 +264,8 @@ void Evaluator::measure_source(const train::SourceConfig& source) {
   const TextPool no_text({}, true, tokenizer_);
   const TextPool& pool = pool_ ? *pool_ : no_text;
   exact("source: " + source.name, chance_of(source), [&](uint64_t index) {
-    return builder_.build(train::generated_document(source, options_.seed, index, 1, Draw::kHeldOut, pool));
+    const Draw draw = options_.fresh_sources ? Draw::kTrain : Draw::kHeldOut;
+    return builder_.build(train::generated_document(source, options_.seed, index, 1, draw, pool));
   });
 }
 

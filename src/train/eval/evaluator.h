@@ -41,8 +41,10 @@ struct EvalOptions {
   Attention attention = Attention::kMsa;    // of all measures
   bool compare_attention = true;  // with kMsa: facts also with random index, window and dense attention
   int clip_frames = 8;
-  // Generated sources (docs/training.md) to measure beside the fixed ones: exact answers about held-out items.
+  // Generated sources (docs/training.md) to measure beside the fixed ones. fresh_sources: fresh documents of items
+  // that training draws too, else of held-out items. (Of few names and words a model learns which pairs never occur.)
   std::vector<train::SourceConfig> sources;
+  bool fresh_sources = false;
 };
 
 class Evaluator {

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <map>
+
 #include "base/check.h"
 #include "base/file.h"
 #include "train/plot/svg.h"
@@ -44,6 +46,24 @@ TEST(Plot, ALogBecomesCurvesAndTheCutLastLineIsPassedOver) {
   EXPECT_EQ(page.find("src="), std::string::npos);  // nothing is loaded from elsewhere
   EXPECT_EQ(page.find("href="), std::string::npos);
   EXPECT_THROW(read_charts({folder / "none"}, Axis::kStep, 10), Error);
+  fs::remove_all(folder);
+}
+
+TEST(Plot, InstrumentsOfLayersHaveCharts) {
+  const fs::path folder = fs::temp_directory_path() / fmt::format("m3-plot-layers-{}", ::getpid());
+  fs::create_directories(folder);
+  write_file_atomic(folder / "train.jsonl",
+                    R"({"step":0,"gradients":{"layers":[0.5,0.25]},"groups":{"text":{"update_ratio":0.01}},)"
+                    R"("layers":[{"layer":1,"largest_logit":7,"media_mass":0.6,"media_share":0.4}]})"
+                    "\n");
+  std::map<std::string, double> values;
+  for (const Chart& chart : read_charts({folder}, Axis::kStep, 10))
+    values[chart.title] = chart.curves[0].points[0].y;
+  EXPECT_EQ(values.size(), 5u);
+  EXPECT_EQ(values["gradient norm: layer 1"], 0.25);
+  EXPECT_EQ(values["update / weights: text"], 0.01);
+  EXPECT_EQ(values["largest attention logit: layer 1"], 7);
+  EXPECT_NEAR(values["text to media attention, 1: uniform: layer 1"], 1.5, 1e-12);
   fs::remove_all(folder);
 }
 

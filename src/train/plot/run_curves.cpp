@@ -61,6 +61,23 @@ Values values_of(const JsonValue& record) {
   for (const char* group : {"text", "vision", "indexer"}) {
     add(std::string("gradient norm: ") + group, at(record, {"groups", group, "norm"}));
     add(std::string("learning rate: ") + group, at(record, {"groups", group, "lr"}));
+    add(std::string("update / weights: ") + group, at(record, {"groups", group, "update_ratio"}));
+  }
+  if (const JsonValue* layers = at(record, {"gradients", "layers"});
+      layers != nullptr && layers->is_array()) {
+    for (size_t i = 0; i < layers->size(); ++i)
+      add("gradient norm: layer " + std::to_string(i), &layers->items()[i]);
+  }
+  if (const JsonValue* layers = record.find("layers"); layers != nullptr && layers->is_array()) {
+    for (const JsonValue& entry : layers->items()) {
+      const std::string layer =
+          "layer " + std::string(entry.find("layer") ? entry.find("layer")->text() : "?");
+      const double mass = number(entry.find("media_mass")), share = number(entry.find("media_share"));
+      if (share > 0 && std::isfinite(mass))
+        out.emplace_back("text to media attention, 1: uniform: " + layer, mass / share);
+      add("attention entropy: " + layer, entry.find("entropy"));
+      add("largest attention logit: " + layer, entry.find("largest_logit"));
+    }
   }
   if (const JsonValue* experts = record.find("experts");
       experts != nullptr && experts->is_array()) {
@@ -87,7 +104,8 @@ Values values_of(const JsonValue& record) {
 }
 
 bool is_log_scale(const std::string& title) {
-  return title.starts_with("loss") || title.starts_with("KL") || title.starts_with("gradient");
+  return title.starts_with("loss") || title.starts_with("KL") || title.starts_with("gradient") ||
+         title.starts_with("update");
 }
 
 // Means of `max_points` equal runs of neighbouring points.

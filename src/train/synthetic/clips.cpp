@@ -77,9 +77,10 @@ struct Cast {
   Event event;
 };
 
-Cast random_cast(bool still, ClipEvents events, Philox& random) {
-  const int num_events = events == ClipEvents::kMoves ? kNumMoves : kNumEvents;
-  return {static_cast<Colour>(random.below(kNumColours)), static_cast<Shape>(random.below(kNumShapes)),
+Cast random_cast(bool still, const ClipOptions& options, Philox& random) {
+  const int num_events = options.events == ClipEvents::kMoves ? kNumMoves : kNumEvents;
+  const auto colour = options.colour ? *options.colour : static_cast<Colour>(random.below(kNumColours));
+  return {colour, static_cast<Shape>(random.below(kNumShapes)),
           still ? kStill : static_cast<Event>(random.below(num_events))};
 }
 
@@ -96,7 +97,7 @@ bool may_draw(const std::vector<Cast>& cast, bool is_order, Draw draw) {
 std::vector<Cast> draw_cast(int count, bool is_order, const ClipOptions& options, Philox& random) {
   for (;;) {
     std::vector<Cast> cast;
-    for (int i = 0; i < count; ++i) cast.push_back(random_cast(is_order, options.events, random));
+    for (int i = 0; i < count; ++i) cast.push_back(random_cast(is_order, options, random));
     if (count == 2 && cast[0].colour == cast[1].colour && cast[0].shape == cast[1].shape) continue;
     if (may_draw(cast, is_order, options.draw)) return cast;
   }

@@ -56,6 +56,7 @@ struct ClipOptions {
   int hold = 1;                // frames that show one picture; 2: both of a patch, so that none shows motion alone
   int cells = kClipCells;      // a side: 2 or 3
   bool timestamps = true;      // half of the clips carry them
+  std::optional<Colour> colour;  // of all objects; white ones differ from every background the same way
 };
 
 ClipScene draw_clip(const ClipOptions& options, Philox& random);  // easy_share, ask: not read

@@ -263,8 +263,9 @@ TEST(Clips, HeldPicturesCellsAndEventsAreObeyed) {
   for (uint64_t i = 0; i < 40; ++i) {
     Philox random(9, i);
     ClipScene scene = draw_clip({.kind = ClipKind::kOneObject, .draw = i % 2 ? Draw::kTrain : Draw::kHeldOut, .num_frames = 16,
-                                 .events = ClipEvents::kMoves, .hold = 2, .cells = 2, .timestamps = false}, random);
+                                 .events = ClipEvents::kMoves, .hold = 2, .cells = 2, .timestamps = false, .colour = kWhite}, random);
     EXPECT_EQ(scene.fps, 0);
+    EXPECT_EQ(scene.actors[0].colour, kWhite);
     const Actor& actor = scene.actors[0];
     events.insert(actor.event);
     EXPECT_FLOAT_EQ(std::abs(actor.x1 - actor.x0) + std::abs(actor.y1 - actor.y0), kCell);
