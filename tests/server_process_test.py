@@ -141,20 +141,45 @@ class Kill(unittest.TestCase):
             self.assertEqual(again.end(), 0)
 
 
+def computed_tokens(test, server, text):
+    """Of a prompt: those that were not cached."""
+    status, data = server.call("POST", "/v1/completions", {"prompt": text, "max_tokens": 4, "temperature": 0})
+    test.assertEqual(status, 200, data)
+    usage = json.loads(data)["usage"]
+    return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+
+
+class CacheFile(unittest.TestCase):
+    def test_the_next_server_finds_what_this_one_computed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "cache"
+            texts = [f"{i} " + "word " * 100 for i in range(3)]
+            for start in range(3):
+                server = Server(self, "--cache-file", file)
+                for text in texts:
+                    self.assertEqual(computed_tokens(self, server, text) == 1, start > 0)
+                if start == 1:
+                    server.kill()  # leaves the file of the start before
+                else:
+                    self.assertEqual(server.end(), 0)
+                self.assertEqual([p.name for p in pathlib.Path(folder).iterdir()], ["cache"])
+            with open(file, "r+b") as damaged:
+                damaged.truncate(file.stat().st_size - 1)
+            server = Server(self, "--cache-file", file)
+            self.assertEqual([computed_tokens(self, server, text) for text in texts][:2], [1, 1], "what stands before the damage")
+            self.assertEqual(server.end(), 0)
+
+
 class Offload(unittest.TestCase):
     def test_chats_come_back_from_the_file_and_a_kill_leaves_none(self):
         with tempfile.TemporaryDirectory() as folder:
             flags = ("--cache-tokens", 256, "--offload-dir", folder, "--offload-gib", 0.05)
             server = Server(self, *flags)
-            def cached(chat):
-                status, data = server.call("POST", "/v1/completions", {"prompt": f"{chat} " + "word " * 100, "max_tokens": 4, "temperature": 0})
-                self.assertEqual(status, 200, data)
-                usage = json.loads(data)["usage"]
-                return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
-            for chat in range(6):
-                self.assertGreater(cached(chat), 50)
-            for chat in range(6):
-                self.assertEqual(cached(chat), 1, "only the last token is computed again")
+            texts = [f"{chat} " + "word " * 100 for chat in range(6)]
+            for text in texts:
+                self.assertGreater(computed_tokens(self, server, text), 50)
+            for text in texts:
+                self.assertEqual(computed_tokens(self, server, text), 1, "only the last token is computed again")
             metrics = server.metrics()
             self.assertGreater(metrics["m3:offload_restored_blocks_total"], 20)
             self.assertEqual(metrics["m3:offload_failures_total"], 0)

@@ -29,7 +29,7 @@ struct ServeFlags {
                      late_system = "refuse";
   std::vector<std::string> names, api_keys, cors_origins;
   std::optional<std::string> api_key_file;
-  std::string media_path, files_dir, offload_dir;
+  std::string media_path, files_dir, offload_dir, cache_file;
   double offload_gib = 8;
   int64_t port = 8000, max_requests = 16, step_tokens = SessionOptions::kDefaultStepTokens,
           max_queue = 1024;
@@ -101,6 +101,8 @@ ServeFlags parse(const Args& args) {
   options.add("--offload-dir", flags.offload_dir,
               "folder for a file to which cache pages go that make room, until they are needed again");
   options.add("--offload-gib", flags.offload_gib, "most that this file takes");
+  options.add("--cache-file", flags.cache_file,
+              "file for the cache between two runs: read at the start, replaced at the end");
   options.add("--draft-tokens", flags.draft_tokens,
               "speculation by prompt lookup: tokens guessed a step (0: off)");
   options.choice("--default-thinking", flags.thinking, {"enabled", "disabled", "adaptive"},
@@ -131,8 +133,8 @@ ServeFlags parse(const Args& args) {
     throw UsageError{"--max-queue and --draft-tokens must be 0 or more"};
   if (!(flags.offload_gib > 0 && flags.offload_gib < 1 << 20))
     throw UsageError{"--offload-gib must be above 0 and below 1048576"};
-  if (flags.no_prefix_cache && !flags.offload_dir.empty())
-    throw UsageError{"--offload-dir keeps pages of the prefix cache: leave --no-prefix-cache out"};
+  if (flags.no_prefix_cache && !(flags.offload_dir.empty() && flags.cache_file.empty()))
+    throw UsageError{"--offload-dir and --cache-file keep pages of the prefix cache: leave --no-prefix-cache out"};
   if (!is_loopback(flags.host) && keys_of(flags).empty() && !flags.allow_no_key) {
     throw UsageError{
         fmt::format("--host {} is not this machine alone: set --api-key KEY, or say --allow-no-key",
@@ -195,6 +197,7 @@ SessionOptions session_options(const ServeFlags& flags, const Checkpoint& checkp
   options.engine.prefix_cache = !flags.no_prefix_cache;
   options.engine.offload_dir = flags.offload_dir;
   options.engine.offload_bytes = static_cast<int64_t>(flags.offload_gib * (1 << 30));
+  options.engine.cache_file = flags.cache_file;
   options.engine.max_waiting = flags.max_queue;
   options.engine.max_queue_seconds = flags.queue_seconds;
   options.engine.max_step_seconds = flags.max_step_ms / 1e3;
@@ -297,6 +300,11 @@ int command_serve(const Args& args) {
            flags.shutdown_seconds);
   const bool all_ended = server.shut_down(flags.shutdown_seconds);
   engine.stop(0);
+  try {
+    session.engine().save_cache();
+  } catch (const std::exception& error) {
+    log_warn("the cache is not kept: {}", error.what());
+  }
   log_info("stopped{}", all_ended ? "" : "; some answers were cut");
   return 0;
 }

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/threads.h"
+#include "engine/page_file.h"
 #include "engine/plan.h"
 #include "engine/token_guide.h"
 
@@ -50,7 +51,27 @@ Engine::Engine(EngineModel& model, const Tokenizer& tokenizer, const EngineOptio
       plan_(std::make_unique<Plan>()) {
   M3_CHECK(tokenizer.size() <= model.config().text.vocab_size, "the tokenizer has {} ids, the model's vocabulary {}",
            tokenizer.size(), model.config().text.vocab_size);
+  if (!options_.cache_file.empty()) load_cache();
   update_gauges();
+}
+
+// A file of another model or a damaged one costs what it would have saved, and is told.
+void Engine::load_cache() {
+  M3_CHECK(options_.prefix_cache, "pages cannot be taken from {} without the prefix cache", options_.cache_file.string());
+  page_layout_ = model_.page_layout();
+  if (!std::filesystem::exists(options_.cache_file)) return;
+  try {
+    const int64_t pages = load_pages(options_.cache_file, page_layout_, model_, pages_);
+    log_info("{}: {} cache pages from before", options_.cache_file.string(), pages);
+  } catch (const std::exception& error) {
+    log_warn("{}; the cache begins with {} pages, and the file is replaced at the end", error.what(), pages_.num_idle());
+  }
+}
+
+void Engine::save_cache() {
+  if (options_.cache_file.empty()) return;
+  const int64_t pages = save_pages(options_.cache_file, page_layout_, model_, pages_);
+  log_info("{}: {} cache pages for the next start", options_.cache_file.string(), pages);
 }
 
 Engine::~Engine() = default;

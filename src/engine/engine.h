@@ -26,6 +26,7 @@ struct EngineOptions {
   bool prefix_cache = true;       // keep pages of ended requests and reuse them
   std::filesystem::path offload_dir;  // pages that make room go to a file there, and come back on a hit; empty: no
   int64_t offload_bytes = int64_t{8} << 30;  // most of them
+  std::filesystem::path cache_file;   // pages are read from it at the start, and written by save_cache(); empty: no
   int64_t max_waiting = 1024;     // more are refused (QueueFull)
   double max_queue_seconds = 0;   // a request that was never admitted ends with kDeadline after so long; 0: no limit
   double max_step_seconds = 0;    // chunks of prompts are cut so that a step with answers in it takes about so long; 0: no
@@ -59,6 +60,7 @@ class Engine {
   const EngineMetrics& metrics() const { return metrics_; }
   const PageCache& pages() const { return pages_; }
   void check_pages() const;  // throws unless every page is accounted for
+  void save_cache();         // pages in memory to options.cache_file, for the next process (page_file.h)
 
   // The two halves of submit, for EngineThread. prepare() reads only what never changes: any thread may call it.
   struct Sequence;
@@ -69,6 +71,8 @@ class Engine {
   int64_t max_request_tokens() const;  // prompt and answer of one request
 
  private:
+  void load_cache();
+
   struct Plan;
   using SequencePtr = std::unique_ptr<Sequence>;
 
@@ -103,6 +107,7 @@ class Engine {
   const Tokenizer& tokenizer_;
   EngineOptions options_;
   std::unique_ptr<PageTier> tier_;  // null: none
+  std::string page_layout_;         // only with a cache file
   PageCache pages_;
   MediaCache media_cache_;
   EngineMetrics metrics_;

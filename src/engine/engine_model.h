@@ -5,6 +5,7 @@
 // There is no call for a part of it. The engine decides which pages hold what (page_cache.h).
 #pragma once
 #include <memory>
+#include <string>
 
 #include "engine/request.h"
 #include "model/model.h"
@@ -47,6 +48,9 @@ class EngineModel {
   // A page as page_bytes bytes of host memory, all lanes, and back: for pages that leave the cache (page_tier.h).
   virtual void read_page(int32_t page, std::span<std::byte> bytes) = 0;
   virtual void write_page(int32_t page, std::span<const std::byte> bytes) = 0;
+  // What a page is and what computed it, a fact a line. Pages may be carried from one model to another only where these
+  // texts are equal (page_file.h). Runs the model on page 0: call it before anything is cached.
+  virtual std::string page_layout() = 0;
 };
 
 // A Model and its cache. The model must outlive it.
@@ -62,8 +66,10 @@ class CpuEngineModel : public EngineModel {
   void copy_page(int32_t from, int32_t to) override { cache_.copy_page(from, to); }
   void read_page(int32_t page, std::span<std::byte> bytes) override { cache_.read_page(page, bytes); }
   void write_page(int32_t page, std::span<const std::byte> bytes) override { cache_.write_page(page, bytes); }
+  std::string page_layout() override;
 
  private:
+  std::string fingerprint();
   Model& model_;
   KvCache cache_;
   EngineModelSizes sizes_;

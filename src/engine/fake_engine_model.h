@@ -49,6 +49,8 @@ class FakeEngineModel : public EngineModel {
     std::memcpy(&slots_[int64_t{page} * sizes_.page_tokens], bytes.data(), bytes.size());
   }
 
+  std::string page_layout() override { return fmt::format("fake pages of {} positions\n{}\n", sizes_.page_tokens, layout_note); }
+
   Tensor step(const StepInput& input) override {
     if (fail_next) {
       fail_next = false;
@@ -100,6 +102,7 @@ class FakeEngineModel : public EngineModel {
 
   bool fast_logits = false;        // for benchmarks: only one logit of a row changes
   bool fail_next = false;          // the next step throws
+  std::string layout_note = "weights of nobody";
   int64_t num_encoded = 0, num_copied = 0;
   std::vector<int64_t> last_rows;  // of the last step, by sequence
 

@@ -127,6 +127,28 @@ TEST_P(Identity, cache_04_offloading_does_not_show) {
   std::filesystem::remove_all(folder);
 }
 
+// cache-03: computed by one engine, answered by another, from prompts of nine blocks of which four are selected (M3: 2,048
+// tokens and more).
+TEST_P(Identity, cache_03_moving_to_another_engine_does_not_show) {
+  const std::vector<int32_t> text = random_ids(21, 1160);
+  std::vector<GenerationRequest> requests;
+  for (const int64_t length : {1024, 1025, 1088, 1151, 1160}) {  // 128k + 0, 1, 64, 127, and all
+    requests.push_back(greedy({text.begin(), text.begin() + length}, 8));
+    if (length < 1160) requests.back().prompt.push_back(7);
+  }
+  const auto want = alone(requests);
+  const auto file = std::filesystem::temp_directory_path() / fmt::format("m3-identity-{}", ::getpid());
+  {
+    TextEngine first({.dtype = GetParam(), .engine = {.cache_file = file}});
+    first.answers({&requests.back(), 1});
+    first.engine.save_cache();
+  }
+  TextEngine second({.dtype = GetParam(), .engine = {.cache_file = file}});
+  std::filesystem::remove(file);
+  EXPECT_EQ(second.answers(requests), want);
+  EXPECT_EQ(second.engine.metrics().computed_prompt_tokens, 5) << "the last token of each";
+}
+
 TEST_P(Identity, speculation_does_not_show) {
   std::vector<GenerationRequest> requests;
   for (uint64_t i = 0; i < 4; ++i) {

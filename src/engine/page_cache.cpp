@@ -305,6 +305,31 @@ void PageCache::unlist(Node& node) {
   if (Leaves* list = list_of(node)) list->erase({node.last_used, &node});
 }
 
+void PageCache::for_each_branch(const VisitBranch& visit) const {
+  std::vector<std::pair<uint64_t, const Node*>> ends;
+  std::vector<const Node*> open = {root_.get()};
+  while (!open.empty()) {
+    const Node* node = open.back();
+    open.pop_back();
+    for (const auto& [keys, child] : node->children) {
+      if (child->is_resident()) open.push_back(child.get());
+    }
+    if (node->num_resident == 0 && node != root_.get()) ends.push_back({node->last_used, node});
+  }
+  std::sort(ends.begin(), ends.end());
+  for (const auto& [used, end] : ends) {
+    std::vector<const Node*> path;
+    for (const Node* node = end; node != root_.get(); node = node->parent) path.push_back(node);
+    std::vector<Key> keys;
+    std::vector<int32_t> pages;
+    for (auto node = path.rbegin(); node != path.rend(); ++node) {
+      keys.insert(keys.end(), (*node)->keys.begin(), (*node)->keys.end());
+      pages.push_back((*node)->page);
+    }
+    visit(keys, pages);
+  }
+}
+
 void PageCache::check(std::span<const Pages* const> sequences) const {
   std::vector<int> seen(num_pages());
   std::map<const Node*, int64_t> users;

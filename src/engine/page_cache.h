@@ -77,6 +77,10 @@ class PageCache {
   // Ends a sequence: what is computed stays known, everything else is free.
   void release(Pages& pages, std::span<const Key> computed);
 
+  // Every end of the tree in memory, least recently used first, with the keys and pages from the root to it.
+  using VisitBranch = std::function<void(std::span<const Key> keys, std::span<const int32_t> pages)>;
+  void for_each_branch(const VisitBranch& visit) const;
+
   // Throws unless each page is free, or in the tree, or of one of these sequences (all there are), exactly once, and
   // the counts agree.
   void check(std::span<const Pages* const> sequences) const;

@@ -32,6 +32,17 @@ bool transfer(Call call, int fd, Pointer data, int64_t bytes, int64_t offset) {
 
 }  // namespace
 
+// Four chains at a time, since a product waits for the one before. A changed word changes its chain for certain: both
+// steps are one-to-one.
+uint64_t page_checksum(uint64_t seed, std::span<const uint64_t> words) {
+  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u;
+  uint64_t chains[4] = {seed, 1, 2, 3};
+  for (size_t i = 0; i < words.size(); ++i) chains[i % 4] = ((chains[i % 4] >> 32 | chains[i % 4] << 32) ^ words[i]) * kOdd;
+  uint64_t sum = 0;
+  for (const uint64_t chain : chains) sum = ((sum >> 29 | sum << 35) ^ chain) * kOdd;
+  return sum;
+}
+
 FilePageTier::FilePageTier(EngineModel& model, const std::filesystem::path& folder, int64_t max_bytes)
     : model_(model), folder_(folder.string()), page_bytes_(model.sizes().page_bytes) {
   const int64_t slots = std::min<int64_t>(max_bytes / page_bytes_, std::numeric_limits<int32_t>::max());
@@ -55,30 +66,19 @@ bool FilePageTier::store(int32_t page, int32_t slot) {
     warn("written");
     return false;
   }
-  checksums_[slot] = checksum(slot);
+  checksums_[slot] = page_checksum(slot, buffer_);
   return true;
 }
 
 bool FilePageTier::load(int32_t slot, int32_t page) {
   auto* bytes = reinterpret_cast<std::byte*>(buffer_.data());
   errno = 0;
-  if (!transfer(::pread, fd_, bytes, page_bytes_, slot * page_bytes_) || checksum(slot) != checksums_[slot]) {
+  if (!transfer(::pread, fd_, bytes, page_bytes_, slot * page_bytes_) || page_checksum(slot, buffer_) != checksums_[slot]) {
     warn("read back");
     return false;
   }
   model_.write_page(page, {bytes, static_cast<size_t>(page_bytes_)});
   return true;
-}
-
-// Four chains at a time, since a product waits for the one before. A changed word changes its chain for certain: both
-// steps are one-to-one.
-uint64_t FilePageTier::checksum(int32_t slot) const {
-  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u;
-  uint64_t chains[4] = {static_cast<uint64_t>(slot), 1, 2, 3};
-  for (size_t i = 0; i < buffer_.size(); ++i) chains[i % 4] = ((chains[i % 4] >> 32 | chains[i % 4] << 32) ^ buffer_[i]) * kOdd;
-  uint64_t sum = 0;
-  for (const uint64_t chain : chains) sum = ((sum >> 29 | sum << 35) ^ chain) * kOdd;
-  return sum;
 }
 
 void FilePageTier::warn(const char* action) {

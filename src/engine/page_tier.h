@@ -5,11 +5,15 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <vector>
 
 #include "engine/engine_model.h"
 
 namespace m3 {
+
+// Of what is stored elsewhere. Any single changed word changes it.
+uint64_t page_checksum(uint64_t seed, std::span<const uint64_t> words);
 
 class PageTier {
  public:
@@ -38,7 +42,6 @@ class FilePageTier : public PageTier {
   bool load(int32_t slot, int32_t page) override;
 
  private:
-  uint64_t checksum(int32_t slot) const;  // of the buffer
   void warn(const char* action);
 
   EngineModel& model_;

@@ -38,7 +38,7 @@ Session::Session(const Checkpoint& checkpoint, const Tokenizer& tokenizer, const
     engine.media_cache_bytes = rows * text.hidden_size * dtype_bytes(model_->activation_dtype());
   }
   if (options.max_vision_patches > 0) plan_.add("media features", engine.media_cache_bytes);
-  if (!engine.offload_dir.empty()) plan_.add("offload buffer", cache_bytes / num_pages);
+  if (!engine.offload_dir.empty() || !engine.cache_file.empty()) plan_.add("page buffer", cache_bytes / num_pages);
   plan_.add("program and input", already_resident);
   if (const int64_t excess = peak_resident_bytes() - plan_.total_bytes(); excess > 0) {
     plan_.add("reading the input, at its worst", excess);
