@@ -9,7 +9,7 @@ measures.json is done and is skipped; one that was killed goes on from its last 
 again at any time. At the end it writes report.md (means and spread over the seeds), results.json and curves.
 
 An experiment's file: "set" for all its arms, "arms" with the keys of each ("same_as": another experiment's arm, whose
-runs are shared), "eval": arguments of m3 eval, "losses": sources of the training log to report, "charts": curves to draw.
+runs are shared), "eval": arguments of m3 eval (objects become JSON), "losses": sources of the training log to report, "charts": curves to draw.
 """
 import argparse
 import concurrent.futures
@@ -51,7 +51,7 @@ class Run:
         self.folder = out / experiment / f"{arm}-{seed}"
         self.keys = {**config.get("set", {}), **config["arms"][arm], "seed": seed}
         self.attention = self.keys.pop("eval_attention", "msa")
-        self.eval = config["eval"]
+        self.eval = [word if isinstance(word, str) else json.dumps(word) for word in config["eval"]]
 
     def done(self):
         return (self.folder / "measures.json").exists()

@@ -65,7 +65,8 @@ data::Document bare_document(const SourceConfig& source, uint64_t seed, uint64_t
                        .events = source.clip_events,
                        .hold = source.hold,
                        .cells = source.cells,
-                       .timestamps = source.timestamps};
+                       .timestamps = source.timestamps,
+                       .tint = static_cast<float>(source.tint)};
       if (source.colour >= 0) clip.colour = static_cast<Colour>(source.colour);
       return clip_document(seed, index, clip);
     }

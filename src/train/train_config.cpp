@@ -184,6 +184,7 @@ void read_clip(JsonFields& fields, SourceConfig& out) {
   out.hold = static_cast<int>(integer(fields, "hold", out.hold, 1, 8));
   out.cells = static_cast<int>(integer(fields, "cells", out.cells, 2, 3));
   out.timestamps = fields.boolean("timestamps").value_or(out.timestamps);
+  out.tint = number(fields, "tint", out.tint, 0, 1);
   if (const auto name = fields.text("colour")) {
     const auto found = std::ranges::find(synthetic::kColourNames, *name);
     if (found == synthetic::kColourNames.end())

@@ -100,6 +100,7 @@ struct SourceConfig {
   int frames = 8;           // of a clip
   int hold = 1, cells = 3;  // of a clip: frames that show one picture; cells a side
   bool timestamps = true;   // of half of the clips
+  double tint = 0;          // of a clip's background
   int colour = -1;          // of all objects of a clip; -1: any
   bool repeat = false;       // the first step's documents again in every step (not shards)
   int64_t tokens = 256;      // text, facts: of a document, about

@@ -165,6 +165,7 @@ ClipScene draw_clip(const ClipOptions& options, Philox& random) {
     for (const Cast& c : cast) paths.push_back(random_path(c.event, options.cells, random));
   } while (count == 2 && !disjoint(paths[0], paths[1]));
   scene.background = Background::random(random);
+  scene.background.tint = options.tint;
   for (int i = 0; i < count; ++i) scene.actors.push_back(make_actor(cast[i].colour, cast[i].shape, cast[i].event, paths[i], random));
   if (scene.is_order) {
     const int first = static_cast<int>(random.below(4));

@@ -56,6 +56,7 @@ struct ClipOptions {
   int hold = 1;                // frames that show one picture; 2: both of a patch, so that none shows motion alone
   int cells = kClipCells;      // a side: 2 or 3
   bool timestamps = true;      // half of the clips carry them
+  float tint = 0;              // of the background: shows the tower, which knows no place, where a patch lies
   std::optional<Colour> colour;  // of all objects; white ones differ from every background the same way
 };
 

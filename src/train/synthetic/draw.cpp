@@ -128,11 +128,12 @@ Image render(int size, const Background& background, const std::vector<Sprite>& 
   std::vector<float> rgb(static_cast<size_t>(size) * size * 3);
   for (int j = 0; j < size; ++j) {
     for (int i = 0; i < size; ++i) {
-      const float slope = background.slope_x * ((i + .5f) / size - .5f) + background.slope_y * ((j + .5f) / size - .5f);
+      const float x = (i + .5f) / size - .5f, y = (j + .5f) / size - .5f;
+      const float slope = background.slope_x * x + background.slope_y * y;
       float* p = rgb.data() + 3 * (static_cast<size_t>(j) * size + i);
-      p[0] = background.base.r + slope;
+      p[0] = background.base.r + slope - background.tint * x;
       p[1] = background.base.g + slope;
-      p[2] = background.base.b + slope;
+      p[2] = background.base.b + slope - background.tint * y;
     }
   }
   for (const Sprite& sprite : sprites) composite(rgb, size, sprite);

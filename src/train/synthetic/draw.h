@@ -29,6 +29,7 @@ struct Sprite {
 struct Background {
   Rgb base = {};
   float slope_x = 0, slope_y = 0;  // over the whole picture
+  float tint = 0;                  // red falls by it from left to right, blue from top to bottom: each place has its hue
   float noise = 0;                 // standard deviation
   uint64_t noise_seed = 0;
   static Background random(Philox& random);

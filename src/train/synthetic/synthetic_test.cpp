@@ -269,7 +269,16 @@ TEST(Clips, HeldPicturesCellsAndEventsAreObeyed) {
     const Actor& actor = scene.actors[0];
     events.insert(actor.event);
     EXPECT_FLOAT_EQ(std::abs(actor.x1 - actor.x0) + std::abs(actor.y1 - actor.y0), kCell);
+    // Red falls to the right, blue to the bottom.
     scene.background.noise = 0;
+    Background tinted = scene.background;
+    tinted.slope_x = tinted.slope_y = 0;
+    tinted.base = {.5f, .5f, .5f};
+    tinted.tint = .4f;
+    const Image plain = render(56, tinted, {});
+    EXPECT_NEAR(plain.row(9)[0] - plain.row(9)[3 * 55], .4 * 255 * 55 / 56, 1.5);
+    EXPECT_NEAR(plain.row(0)[2] - plain.row(55)[2], .4 * 255 * 55 / 56, 1.5);
+    EXPECT_EQ(plain.row(0)[1], plain.row(55)[3 * 55 + 1]);
     const std::vector<Image> frames = scene.frames();
     ASSERT_EQ(frames.size(), 16u);
     EXPECT_EQ(frames[0].width, 2 * kCell);
