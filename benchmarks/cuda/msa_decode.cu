@@ -351,11 +351,16 @@ void run_case(const Case& c, int rounds, bool sweep, bool full, bool int8) {
                 });
     }
     w.report_agreement();
-    w.measure("int8 approx", rounds, bytes8, [&](int layer, Stream s) {
-      w.index8(layer, {.stages = 6}, s);
-      if (c.queries > 1) w.choose(s);
-      w.attend(layer, false, best, s);
-    });
+    for (const bool dependent : {false, true}) {
+      w.measure(fmt::format("int8 approx{}", dependent ? " dependent steps" : "").c_str(), rounds,
+                bytes8, [&](int layer, Stream s) {
+                  w.index8(layer, {.stages = 6, .dependent = dependent}, s);
+                  if (c.queries > 1) w.choose(s);
+                  w.attend(layer, false, best, s);
+                });
+    }
+    w.measure("index only", rounds, w.index_bytes(),
+              [&](int layer, Stream s) { w.index(layer, {}, s); });
     w.measure("int8 index only", rounds, w.index_bytes() / 2,
               [&](int layer, Stream s) { w.index8(layer, {.stages = 6}, s); });
   }

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "hopper/async_copy.cuh"
 #include "hopper/cluster.cuh"
 #include "hopper/fence.cuh"
 #include "hopper/matrix.cuh"
@@ -86,6 +87,39 @@ TEST(Copy, bulk_load_store_and_reduce) {
   out.read();
   for (int i = 0; i < 768; ++i) ASSERT_EQ(out.host[i], i * 7 + 2) << i;
   for (float s : sums.read()) ASSERT_EQ(s, 3.5f);
+}
+
+// Rows of 64 bytes gathered in another order, two groups in flight; another thread reads each piece.
+__global__ void async_copy_kernel(const int* in, const int* order, int* out) {
+  __shared__ __align__(128) int tile[2][64 * 16];
+  const int tid = threadIdx.x, row = tid / 4, piece = tid % 4 * 4;
+  for (int group = 0; group < 2; ++group) {
+    const int from = order[group * 64 + row];
+    if (from >= 0) async_copy_16(&tile[group][row * 16 + piece], in + from * 16 + piece);
+    async_copy_commit();
+  }
+  const auto store = [&](int group) {
+    __syncthreads();
+    const int reader_row = 63 - row;
+    if (order[group * 64 + reader_row] < 0) return;
+    for (int i = piece; i < piece + 4; ++i)
+      out[(group * 64 + reader_row) * 16 + i] = tile[group][reader_row * 16 + i];
+  };
+  async_copy_wait<1>();
+  store(0);
+  async_copy_wait<0>();
+  store(1);
+}
+
+TEST(Copy, async_gather) {
+  M3_NEEDS_GPU();
+  std::vector<int> rows(128);
+  for (int i = 0; i < 128; ++i) rows[i] = i % 5 == 0 ? -1 : (i * 37 + 11) % 128;
+  DeviceArray<int> in(counting(128 * 16)), order(rows), out(std::vector<int>(128 * 16, -1));
+  async_copy_kernel<<<1, 256>>>(in.device, order.device, out.device);
+  out.read();
+  for (int i = 0; i < 128 * 16; ++i)
+    ASSERT_EQ(out.host[i], rows[i / 16] < 0 ? -1 : (rows[i / 16] * 16 + i % 16) * 7 + 1) << i;
 }
 
 // A swizzled box read back by its address rule.

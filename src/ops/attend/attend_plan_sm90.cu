@@ -11,6 +11,7 @@
 #include "hopper/fence.cuh"
 #include "ops/attend/attend_sm90.cuh"
 #include "ops/common/cta_scan.cuh"
+#include "ops/common/device_workspace.h"
 
 namespace m3 {
 namespace {
@@ -202,16 +203,6 @@ void launch_pairs(const Params& p, const AttendSizes& sizes, cudaStream_t stream
   scatter_kernel<kTopk><<<grid, kQueries * kTopk, 0, stream>>>(p);
 }
 
-int64_t align_up(int64_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
-template <typename T>
-void take(char*& at, T*& pointer, int64_t count) {
-  pointer = reinterpret_cast<T*>(at);
-  at += align_up(count * static_cast<int64_t>(sizeof(T)));
-}
-
 }  // namespace
 
 AttendSizes attend_sizes(const MsaGeometry& g, const MsaBatch& batch, int threshold, bool split) {
@@ -243,24 +234,24 @@ AttendWorkspace attend_make_workspace(const MsaGeometry& g, const MsaBatch& batc
   const int64_t slots = capacity * g.topk * g.groups;
   AttendWorkspace ws = {};
   char* at = static_cast<char*>(base);
-  take(at, ws.counters, AttendWorkspace::kPerChunk + 2 * s.num_chunks);
-  take(at, ws.tile_begin, batch.num_seqs + 1);
-  take(at, ws.block_begin, batch.num_seqs + 1);
-  take(at, ws.repair, batch.num_queries * g.groups);
+  workspace_take(at, ws.counters, AttendWorkspace::kPerChunk + 2 * s.num_chunks);
+  workspace_take(at, ws.tile_begin, batch.num_seqs + 1);
+  workspace_take(at, ws.block_begin, batch.num_seqs + 1);
+  workspace_take(at, ws.repair, batch.num_queries * g.groups);
   if (threshold > 1) {
-    take(at, ws.position, s.max_tiles * g.groups * kQueries * g.topk);
-    take(at, ws.row_begin, segments * s.max_blocks);
-    take(at, ws.items, segments * s.max_items);
-    take(at, ws.num_items, segments);
-    take(at, ws.pairs, segments * capacity * g.topk);
-    take(at, ws.partial_o, slots * 256);
-    take(at, ws.partial_ml, slots * 16);
+    workspace_take(at, ws.position, s.max_tiles * g.groups * kQueries * g.topk);
+    workspace_take(at, ws.row_begin, segments * s.max_blocks);
+    workspace_take(at, ws.items, segments * s.max_items);
+    workspace_take(at, ws.num_items, segments);
+    workspace_take(at, ws.pairs, segments * capacity * g.topk);
+    workspace_take(at, ws.partial_o, slots * 256);
+    workspace_take(at, ws.partial_ml, slots * 16);
   }
   if (split) {
     const int64_t pieces = int64_t{s.split_units + kAttendMaxSms} * kQueries;
-    take(at, ws.parts_done, int64_t{s.split_units} * kQueries);
-    take(at, ws.piece_o, pieces * 256);
-    take(at, ws.piece_ml, pieces * 16);
+    workspace_take(at, ws.parts_done, int64_t{s.split_units} * kQueries);
+    workspace_take(at, ws.piece_o, pieces * 256);
+    workspace_take(at, ws.piece_ml, pieces * 16);
   }
   ws.end = at;
   return ws;

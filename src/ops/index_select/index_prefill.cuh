@@ -5,6 +5,7 @@
 
 #include "hopper/fence.cuh"
 #include "ops/common/cta_scan.cuh"
+#include "ops/common/device_workspace.h"
 #include "ops/common/msa_device.cuh"
 #include "ops/index_select/topk_list.cuh"
 #include "tensor/cuda_check.h"
@@ -41,8 +42,16 @@ struct Schedule {
   }
 };
 
-inline int64_t align_up(int64_t bytes) {
-  return (bytes + 255) / 256 * 256;
+// Maxima of the two rows of an m64n128 product that a lane holds, over its columns.
+template <typename T>
+__device__ __forceinline__ void row_maxima(const T (&acc)[64], T& upper, T& lower) {
+  upper = max(acc[0], acc[1]);
+  lower = max(acc[2], acc[3]);
+#pragma unroll
+  for (int j = 4; j < 64; j += 4) {
+    upper = max(upper, max(acc[j], acc[j + 1]));
+    lower = max(lower, max(acc[j + 2], acc[j + 3]));
+  }
 }
 
 // Blocks that the rows of a tile may choose from beyond their own: 0 .. result-1. Zero if no row

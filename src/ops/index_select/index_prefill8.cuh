@@ -25,7 +25,7 @@ struct Workspace : Schedule {
   int32_t* place;      // [rows, C]: of the pair among its page's
   int32_t* pairs;      // [rows * C]: row * C + slot, sorted by page
   float* score;        // [rows, C]: in bf16
-  int32_t* count;       // [pages * kCountStride]
+  int32_t* count;       // [pages]
   int32_t* page_begin;  // [pages]: first pair
   RescoreItem* rescore_items;
   int32_t* num_rescore_items;

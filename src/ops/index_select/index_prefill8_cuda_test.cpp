@@ -22,10 +22,11 @@ MsaGeometry geometry(int groups) {
           .topk = 16};
 }
 
-// `uncertified`, if present, asks for certificates and gets the number of rows without one.
-Selection select8(const Data& d, const DeviceData& gpu, int candidates,
-                  int* uncertified = nullptr) {
-  const int64_t P = d.num_pages;
+// `uncertified`, if present, asks for certificates and gets the number of rows without one. The pages
+// of `gpu` begin at first_page of the pool.
+Selection select8(const Data& d, const DeviceData& gpu, int candidates, int* uncertified = nullptr,
+                  int64_t first_page = 0) {
+  const int64_t P = first_page + d.num_pages;
   const DeviceTensor codes(DType::kU8, {P, 128, 128}), scale(DType::kF32, {P}),
       error(DType::kF32, {P}), norm(DType::kF32, {P});
   const DeviceTensor ids(DType::kI32, {d.g.groups, d.T(), d.g.topk}), count(DType::kI32, {1});
@@ -34,7 +35,7 @@ Selection select8(const Data& d, const DeviceData& gpu, int candidates,
   for (const DeviceTensor* t : {&codes, &scale, &ids, &workspace}) t->poison();
   const IndexKeys8 keys = {codes.ptr<int8_t>(), scale.ptr<float>(), error.ptr<float>(),
                            norm.ptr<float>()};
-  index_keys8_convert(gpu.x_pages.tensor().data(), 0, P, keys, {});
+  index_keys8_convert(gpu.x_pages.tensor().data(), first_page, d.num_pages, keys, {});
   index_prefill8({.geometry = d.g,
                   .batch = gpu.paged,
                   .qi_TRX = gpu.qi.tensor().data(),
@@ -216,6 +217,27 @@ TEST(IndexPrefill8Cuda, several_chunks_equal_bf16) {
     const double share = static_cast<double>(same) / static_cast<double>(want.ids.size());
     EXPECT_GE(share, candidates == 15 ? 0.95 : 0.9999) << candidates << " candidates";
     EXPECT_EQ(got, select8(d, gpu, candidates)) << "second run";
+  }
+}
+
+// More pages than are counted at a time (8,192), and sequences on both sides of that border.
+TEST(IndexPrefill8Cuda, page_numbers_of_a_large_pool_change_nothing) {
+  M3_SKIP_WITHOUT_GPU();
+  const Data d = make_data(geometry(2), {{70, 5000}, {20, 2500}}, DType::kBF16, 93);
+  const DeviceData small(d);
+  DeviceData large(d);
+  const int64_t first = 8192 - d.num_pages / 2;
+  large.x_pages = DeviceTensor(DType::kBF16, {first + d.num_pages, 128, 128});
+  copy(d.x_pages.tensor(), Tensor(large.x_pages.ptr<bf16>() + first * 128 * 128, DType::kBF16,
+                                  d.x_pages.tensor().shape(), kGpu));
+  std::vector<int32_t> table = d.page_table;
+  for (int32_t& page : table)
+    if (page >= 0 && page < d.num_pages) page += static_cast<int32_t>(first);
+  large.page_table = DeviceTensor(table);
+  large.paged.page_table = large.page_table.ptr<int32_t>();
+  for (const int candidates : {15, 24, 32, 64}) {
+    EXPECT_EQ(select8(d, large, candidates, nullptr, first), select8(d, small, candidates))
+        << candidates << " candidates";
   }
 }
 

@@ -88,17 +88,6 @@ __device__ __forceinline__ void issue_scores(int32_t (&acc)[64], uint64_t query,
   wgmma_commit();
 }
 
-// Maxima of the two rows that a lane holds.
-__device__ __forceinline__ void reduce_rows(const int32_t (&acc)[64], int& upper, int& lower) {
-  upper = max(acc[0], acc[1]);
-  lower = max(acc[2], acc[3]);
-#pragma unroll
-  for (int j = 4; j < 64; j += 4) {
-    upper = max(upper, max(acc[j], acc[j + 1]));
-    lower = max(lower, max(acc[j + 2], acc[j + 3]));
-  }
-}
-
 __device__ __forceinline__ void produce(const Params& p, const CUtensorMap& query_map,
                                         const CUtensorMap& key_map, char* smem_query,
                                         char* smem_keys, ScanBarriers& bars, ScanItem* slots,
@@ -203,11 +192,11 @@ __device__ __forceinline__ void consume(const Params& p, const char* smem_query,
       int upper0, lower0, upper1, lower1;
       wgmma_wait<1>();
       wgmma_pin(acc0);
-      reduce_rows(acc0, upper0, lower0);
+      row_maxima(acc0, upper0, lower0);
       wgmma_wait<0>();
       wgmma_pin(acc1);
       if (lane == 0) mbarrier_arrive(&bars.key_empty[stage]);
-      reduce_rows(acc1, upper1, lower1);
+      row_maxima(acc1, upper1, lower1);
       // Quad reduction that leaves each lane one of the quad's four rows.
       const int give0 = __shfl_xor_sync(kAll, lower_row ? upper0 : lower0, 1);
       const int give1 = __shfl_xor_sync(kAll, lower_row ? upper1 : lower1, 1);

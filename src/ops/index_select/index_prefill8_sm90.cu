@@ -5,11 +5,14 @@
 //   choose    the row's ids, and (exact) whether they are certified
 // exact: tiles with a row that is not are scanned again in bf16, by the kernels of index_select_sm90.
 //
-// rescore: 4 CTAs an SM, 32 KB of keys each; queries go from global memory straight to the
-// registers of the product's A operand. 2 * 128 * 128 FLOP and 256 bytes of a query per pair.
+// count: each CTA counts the pairs of its rows by page in shared memory and adds what it found to the
+// pages' global counters, one atomic a page instead of one a pair.
+// rescore: 3 CTAs an SM, each with 32 KB of keys and two buffers of 64 gathered queries. Bound by L2:
+// 256 bytes of a query per pair (2 * 128 * 128 FLOP) and 32 KB of keys per 512 pairs.
 #include <algorithm>
 #include <climits>
 
+#include "hopper/async_copy.cuh"
 #include "hopper/fence.cuh"
 #include "hopper/tensor_map.h"
 #include "hopper/tma.cuh"
@@ -24,9 +27,8 @@ using namespace hopper;
 using namespace index_prefill8_detail;
 
 constexpr int kChunkQueries = 33792;  // at 4 groups 4 tiles for each of 132 SMs: whole waves
-constexpr int kItemPairs = 256;
+constexpr int kItemPairs = 512;
 constexpr int kMaxIdBits = 17;
-constexpr int kCountStride = 8;  // a counter a sector: neighbouring pages are counted together
 
 // --- what a row of the chunk is
 
@@ -56,47 +58,93 @@ __device__ __forceinline__ Row row_of(const Params& p, int local) {
   return row;
 }
 
-// --- pairs by page: a warp per row
+// --- pairs by page
 
-// visit(pair, page) for the candidates of a row.
-template <int kCandidates, typename Visit>
-__device__ __forceinline__ void each_candidate(const Params& p, int local, int lane,
-                                               const Visit& visit) {
+constexpr int kPairRows = 128, kPairThreads = 512;  // of a CTA of count and scatter
+constexpr int kCountedPages = 8192;                 // counters in shared memory at a time, 32 KB
+template <int kCandidates>
+constexpr int kPairsPerThread = kPairRows * kCandidates / kPairThreads;
+
+__device__ __forceinline__ int64_t first_pair(int candidates) {
+  return int64_t{blockIdx.x} * kPairRows * candidates;
+}
+
+// Pages of the thread's pairs, first_pair + i * kPairThreads + tid; -1: not a pair.
+template <int kCandidates>
+__device__ __forceinline__ void pages_of_pairs(const Params& p, int num_rows,
+                                               int (&page)[kPairsPerThread<kCandidates>]) {
   using List = typename ListOf<kCandidates>::Type;
-  const Row row = row_of(p, local);
-  if (!row.choice) return;
-  const int32_t* pages = p.batch.page_table + row.seq.index * p.batch.max_pages;
-  for (int slot = lane; slot < kCandidates; slot += 32) {
-    const int64_t pair = int64_t{local} * kCandidates + slot;
-    const auto entry = static_cast<const typename List::Entry*>(p.ws.candidates)[pair];
-    if (entry != 0) visit(pair, pages[List::id(entry, p.id_bits)]);
+  __shared__ int64_t page_table[kPairRows];  // where the row's begins; -1: the row has no choice
+  const int tid = threadIdx.x;
+  if (tid < kPairRows) {
+    const int local = blockIdx.x * kPairRows + tid;
+    page_table[tid] = -1;
+    if (local < num_rows) {
+      const Row row = row_of(p, local);
+      if (row.choice) page_table[tid] = row.seq.index * p.batch.max_pages;
+    }
+  }
+  __syncthreads();
+  const auto* entries =
+      static_cast<const typename List::Entry*>(p.ws.candidates) + first_pair(kCandidates);
+#pragma unroll
+  for (int i = 0; i < kPairsPerThread<kCandidates>; ++i) {
+    const int pair = i * kPairThreads + tid;
+    const int64_t pages = page_table[pair / kCandidates];
+    const auto entry = pages >= 0 ? entries[pair] : 0;
+    page[i] = entry != 0 ? p.batch.page_table[pages + List::id(entry, p.id_bits)] : -1;
   }
 }
 
 template <int kCandidates>
-__global__ void __launch_bounds__(256) count_kernel(const Params p, int num_rows) {
-  const int local = (blockIdx.x * 256 + threadIdx.x) / 32;
-  if (local >= num_rows) return;
-  each_candidate<kCandidates>(p, local, threadIdx.x % 32, [&](int64_t pair, int page) {
-    p.ws.place[pair] = atomicAdd(&p.ws.count[page * kCountStride], 1);
-  });
+__global__ void __launch_bounds__(kPairThreads) count_kernel(const Params p, int num_rows) {
+  __shared__ int counter[kCountedPages];
+  constexpr int kPairs = kPairsPerThread<kCandidates>;
+  const int tid = threadIdx.x;
+  int page[kPairs], place[kPairs];
+  pages_of_pairs<kCandidates>(p, num_rows, page);
+  int32_t* places = p.ws.place + first_pair(kCandidates);
+  for (int first = 0; first < p.num_pages; first += kCountedPages) {
+    const int pages = min(kCountedPages, p.num_pages - first);
+    const auto counted = [&](int i) { return page[i] >= first && page[i] - first < pages; };
+    for (int i = tid; i < pages; i += kPairThreads) counter[i] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+      if (counted(i)) place[i] = atomicAdd(&counter[page[i] - first], 1);
+    __syncthreads();
+    // From here on a counter is the place of the CTA's first pair of that page.
+    for (int i = tid; i < pages; i += kPairThreads) {
+      const int mine = counter[i];
+      if (mine > 0) counter[i] = atomicAdd(&p.ws.count[first + i], mine);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+      if (counted(i)) places[i * kPairThreads + tid] = counter[page[i] - first] + place[i];
+    __syncthreads();
+  }
 }
 
 __global__ void __launch_bounds__(1024) place_kernel(const Params p) {
   __shared__ int scratch[32];
   __shared__ int ends[2];
-  const int tid = threadIdx.x;
+  const int tid = threadIdx.x, lane = tid % 32;
   int pairs = 0, items = 0;
   for (int base = 0; base < p.num_pages; base += 1024) {
     const int page = base + tid;
-    const int count = page < p.num_pages ? p.ws.count[page * kCountStride] : 0;
+    const int count = page < p.num_pages ? p.ws.count[page] : 0;
     const int cuts = (count + kItemPairs - 1) / kItemPairs;
     const int pairs_end = cta_scan_1024(count, scratch), items_end = cta_scan_1024(cuts, scratch);
-    const int first = pairs + pairs_end - count;
-    if (page < p.num_pages) p.ws.page_begin[page] = first;
-    for (int i = 0; i < cuts; ++i) {
-      p.ws.rescore_items[items + items_end - cuts + i] = {page, first + i * kItemPairs,
-                                                  min(kItemPairs, count - i * kItemPairs)};
+    const int begin = pairs + pairs_end - count, item = items + items_end - cuts;
+    if (page < p.num_pages) p.ws.page_begin[page] = begin;
+    // The warp writes the items of its pages one page after the other: a page may have hundreds.
+    for (int from = 0; from < 32; ++from) {
+      const int num = __shfl_sync(kAll, cuts, from), at = __shfl_sync(kAll, item, from);
+      const int first = __shfl_sync(kAll, begin, from), all = __shfl_sync(kAll, count, from);
+      for (int i = lane; i < num; i += 32)
+        p.ws.rescore_items[at + i] = {page - lane + from, first + i * kItemPairs,
+                                      min(kItemPairs, all - i * kItemPairs)};
     }
     if (tid == 1023) ends[0] = pairs_end, ends[1] = items_end;
     __syncthreads();
@@ -108,91 +156,110 @@ __global__ void __launch_bounds__(1024) place_kernel(const Params p) {
 }
 
 template <int kCandidates>
-__global__ void __launch_bounds__(256) scatter_kernel(const Params p, int num_rows) {
-  const int local = (blockIdx.x * 256 + threadIdx.x) / 32;
-  if (local >= num_rows) return;
-  each_candidate<kCandidates>(p, local, threadIdx.x % 32, [&](int64_t pair, int page) {
-    p.ws.pairs[p.ws.page_begin[page] + p.ws.place[pair]] = static_cast<int32_t>(pair);
-  });
+__global__ void __launch_bounds__(kPairThreads) scatter_kernel(const Params p, int num_rows) {
+  int page[kPairsPerThread<kCandidates>];
+  pages_of_pairs<kCandidates>(p, num_rows, page);
+#pragma unroll
+  for (int i = 0; i < kPairsPerThread<kCandidates>; ++i) {
+    if (page[i] < 0) continue;
+    const int64_t pair = first_pair(kCandidates) + i * kPairThreads + threadIdx.x;
+    p.ws.pairs[p.ws.page_begin[page[i]] + p.ws.place[pair]] = static_cast<int32_t>(pair);
+  }
 }
 
 // --- rescore
 
-constexpr int kRescoreThreads = 128, kRescoreCtas = 4;
+constexpr int kRescoreThreads = 128, kRescoreCtas = 3, kRescoreRows = 64;
 constexpr int kHalfPageBytes = kBlock * 128, kPageBytes = 2 * kHalfPageBytes;
-constexpr int kRescoreSmemBytes = kPageBytes + 1024;
+constexpr int kHalfRowsBytes = kRescoreRows * 128, kRowsBytes = 2 * kHalfRowsBytes;
+constexpr int kRescoreSmemBytes = kPageBytes + 2 * kRowsBytes + 1024;
+
+// Copies a warp's 16 queries of a step in the layout of the product's A operand; lane i has the pair of
+// row i % 16. The four rows that a lane's neighbours copy with it lie in different banks.
+template <int kCandidates>
+__device__ __forceinline__ void gather_queries(char* rows, const char* queries, int pair, int warp,
+                                               int lane) {
+  const int chunk = lane % 16;  // 16 bytes of the row's 256
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int row = 2 * i + lane / 16, its_pair = __shfl_sync(kAll, pair, row);
+    char* to = rows + chunk / 8 * kHalfRowsBytes + (16 * warp + row) * 128 +
+               ((chunk % 8) ^ (row % 8)) * 16;
+    if (its_pair >= 0)
+      async_copy_16(to, queries + int64_t{its_pair / kCandidates} * (kDim * 2) + chunk * 16);
+  }
+  async_copy_commit();
+}
 
 template <int kCandidates>
 __global__ void __launch_bounds__(kRescoreThreads, kRescoreCtas)
     rescore_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ Params p) {
   extern __shared__ char smem_raw[];
   char* const keys = smem_raw + ((1024 - smem_address(smem_raw) % 1024) % 1024);
+  char* const rows = keys + kPageBytes;
   __shared__ uint64_t full;
-  __shared__ int32_t item_pairs[kItemPairs];
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
   if (tid == 0) {
     mbarrier_init(&full, 1);
     mbarrier_init_fence();
   }
   __syncthreads();
-  const uint64_t key_descriptor = descriptor_k_major(keys);
-  const uint32_t* queries =
-      static_cast<const uint32_t*>(p.qi_TRX) + int64_t{p.first_row} * (kDim / 2) + lane % 4;
+  const uint64_t key_descriptor = descriptor_k_major(keys),
+                 row_descriptor = descriptor_k_major(rows);
+  const char* queries = static_cast<const char*>(p.qi_TRX) + int64_t{p.first_row} * (kDim * 2);
   const int num_items = *p.ws.num_rescore_items;
   int phase = 0;
   for (int index = blockIdx.x; index < num_items; index += gridDim.x, phase ^= 1) {
     const RescoreItem item = p.ws.rescore_items[index];
-    __syncthreads();  // the last item's keys have been read
+    const int32_t* pairs = p.ws.pairs + item.begin;
+    const auto pair_of_step = [&](int base) {
+      const int at = base + 16 * warp + lane % 16;
+      return at < item.count ? pairs[at] : -1;
+    };
+    int pair = pair_of_step(0), next_pair = pair_of_step(kRescoreRows);
+    __syncthreads();  // the last item's keys and rows have been read
     if (tid == 0) {
       mbarrier_arrive_expect_tx(&full, kPageBytes);
       tma_load(keys, &x_map, &full, 0, item.page * kBlock);
       tma_load(keys + kHalfPageBytes, &x_map, &full, 64, item.page * kBlock);
     }
-    for (int i = tid; i < kItemPairs; i += kRescoreThreads)
-      item_pairs[i] = i < item.count ? p.ws.pairs[item.begin + i] : -1;
-    __syncthreads();
-    for (int base = 0; base < item.count; base += 64) {
-      uint32_t a[kDim / 16][4];
-      int pair[2];
-      const uint32_t* query[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        pair[half] = item_pairs[base + 16 * warp + lane / 4 + 8 * half];
-        query[half] = queries + int64_t{max(pair[half], 0) / kCandidates} * (kDim / 2);
-      }
-#pragma unroll
-      for (int k = 0; k < kDim / 16; ++k) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[k][i] = __ldg(query[i % 2] + 8 * k + i / 2 * 4);
-      }
+    gather_queries<kCandidates>(rows, queries, pair, warp, lane);
+    int buffer = 0;
+    for (int base = 0; base < item.count; base += kRescoreRows, buffer ^= 1) {
+      async_copy_wait<0>();
+      fence_async_shared();
+      __syncthreads();  // every thread's copies are there, and the other buffer has been read
+      gather_queries<kCandidates>(rows + (buffer ^ 1) * kRowsBytes, queries, next_pair, warp, lane);
+      const int after = pair_of_step(base + 2 * kRescoreRows);
       if (base == 0) mbarrier_wait(&full, phase);
+      const uint64_t query = descriptor_advance(row_descriptor, buffer * kRowsBytes);
       float acc[64];
-      wgmma_pin(a);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kDim / 16; ++k) {
-        wgmma_bf16_rs<0>(acc, a[k],
-                         descriptor_advance(key_descriptor, k / 4 * kHalfPageBytes + k % 4 * 32),
-                         k == 0 ? 0 : 1);
+        wgmma_bf16_ss(acc, descriptor_advance(query, k / 4 * kHalfRowsBytes + k % 4 * 32),
+                      descriptor_advance(key_descriptor, k / 4 * kHalfPageBytes + k % 4 * 32),
+                      k == 0 ? 0 : 1);
       }
       wgmma_commit();
       wgmma_wait<0>();
       wgmma_pin(acc);
+      float best[2];
+      row_maxima(acc, best[0], best[1]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float best = fmaxf(acc[2 * half], acc[2 * half + 1]);
-#pragma unroll
-        for (int j = 4; j < 64; j += 4)
-          best = fmaxf(best, fmaxf(acc[j + 2 * half], acc[j + 2 * half + 1]));
-        best = fmaxf(best, __shfl_xor_sync(kAll, best, 1));
-        best = fmaxf(best, __shfl_xor_sync(kAll, best, 2));
-        if (lane % 4 == 0 && pair[half] >= 0) p.ws.score[pair[half]] = msa_canonical_score(best);
+        const int its_pair = __shfl_sync(kAll, pair, lane / 4 + 8 * half);
+        best[half] = fmaxf(best[half], __shfl_xor_sync(kAll, best[half], 1));
+        best[half] = fmaxf(best[half], __shfl_xor_sync(kAll, best[half], 2));
+        if (lane % 4 == 0 && its_pair >= 0) p.ws.score[its_pair] = msa_canonical_score(best[half]);
       }
+      pair = next_pair;
+      next_pair = after;
     }
   }
 }
 
-// --- choose: a warp per row
+// --- choose: a thread per row
 
 // No block that is no candidate can have a bf16 score of `last` or more. See index_prefill8.h.
 template <int kCandidates>
@@ -204,69 +271,59 @@ __device__ __forceinline__ bool is_certified(const Params& p, int local, float l
   return p.ws.query_stat[local].x * List::largest_score(worst, p.id_bits) < last;
 }
 
+// The row's best candidates by their bf16 scores. It has at least kTopk.
 template <int kCandidates>
-__global__ void __launch_bounds__(256) choose_kernel(const Params p, int num_rows) {
+__device__ __forceinline__ TopkList<kTopk - 1> best_rescored(const Params& p, int local) {
   using List = typename ListOf<kCandidates>::Type;
-  constexpr bool kRescored = kCandidates >= kTopk;
-  constexpr int kPerLane = (kCandidates + 31) / 32;
-  const int local = (blockIdx.x * 256 + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  TopkList<kTopk - 1> list;
+  list.clear();
+  const auto* entries = static_cast<const uint4*>(p.ws.candidates) + int64_t{local} * (kCandidates / 4);
+  const auto* scores = reinterpret_cast<const float4*>(p.ws.score) + int64_t{local} * (kCandidates / 4);
+#pragma unroll 1
+  for (int i = 0; i < kCandidates / 4; ++i) {
+    const uint4 four = entries[i];
+    const float4 their = scores[i];
+    const uint32_t entry[4] = {four.x, four.y, four.z, four.w};
+    const float score[4] = {their.x, their.y, their.z, their.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int id = List::id(entry[j], p.id_bits);
+      if (entry[j] != 0 && list.before(score[j], id, list.threshold(), list.id[kTopk - 2]))
+        list.insert(score[j], id);
+    }
+  }
+  return list;
+}
+
+constexpr int kChooseThreads = 128;
+
+template <int kCandidates>
+__global__ void __launch_bounds__(kChooseThreads) choose_kernel(const Params p, int num_rows) {
+  const int local = blockIdx.x * kChooseThreads + threadIdx.x;
   if (local >= num_rows) return;
   const Row row = row_of(p, local);
   if (!row.mine) return;
-  int32_t* ids = p.ids_RTK + (row.group * p.batch.num_queries + row.query) * kTopk;
-  if (!row.choice) {
-    if (lane < kTopk) ids[lane] = lane <= row.own ? lane : -1;
-    return;
-  }
-  int id[kPerLane], rank[kPerLane], place[kPerLane];
-  uint64_t key[kPerLane];  // higher score, then lower id
-  float score[kPerLane];
+  int32_t chosen[kTopk - 1] = {};
+  if constexpr (kCandidates < kTopk) {
+    using List = typename ListOf<kCandidates>::Type;
+    const auto* entries = static_cast<const typename List::Entry*>(p.ws.candidates) +
+                          int64_t{local} * kCandidates;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int slot = 32 * i + lane;
-    const int64_t at = int64_t{local} * kCandidates + slot;
-    typename List::Entry entry = 0;
-    if (slot < kCandidates)
-      entry = static_cast<const typename List::Entry*>(p.ws.candidates)[at];
-    id[i] = entry == 0 ? INT_MAX : List::id(entry, p.id_bits);
-    score[i] = kRescored && entry != 0 ? p.ws.score[at] : 0.0f;
-    key[i] = entry == 0
-                 ? 0
-                 : uint64_t{ordered_bits(score[i])} << 32 | (0xffffffffu - static_cast<uint32_t>(id[i]));
-    rank[i] = kRescored || entry == 0 ? 0 : slot;
-    place[i] = 0;
-  }
-  if constexpr (kRescored) {
+    for (int j = 0; j < kTopk - 1; ++j)
+      if (row.choice) chosen[j] = List::id(entries[j], p.id_bits);
+  } else if (row.choice) {
+    const TopkList<kTopk - 1> list = best_rescored<kCandidates>(p, local);
 #pragma unroll
-    for (int from = 0; from < kCandidates; ++from) {
-      const uint64_t other = __shfl_sync(kAll, key[from / 32], from % 32);
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) rank[i] += other > key[i] ? 1 : 0;
+    for (int j = 0; j < kTopk - 1; ++j) chosen[j] = list.id[j];
+    if (p.uncertified != nullptr && !is_certified<kCandidates>(p, local, list.threshold())) {
+      const int row0 = row.seq.q_begin * p.groups, at = p.first_row + local;
+      const int tile0 = row0 + (at - row0) / kTileRows * kTileRows;
+      p.ws.tile_flags[tile_number(tile0, row.seq.index)] = 1;
+      atomicAdd(p.uncertified, 1);
     }
   }
-  bool chosen[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) chosen[i] = key[i] != 0 && rank[i] < kTopk - 1;
-#pragma unroll
-  for (int from = 0; from < kCandidates; ++from) {
-    const int other = __shfl_sync(kAll, chosen[from / 32] ? id[from / 32] : INT_MAX, from % 32);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) place[i] += other < id[i] ? 1 : 0;
-  }
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    if (chosen[i]) ids[place[i]] = id[i];
-    if constexpr (kRescored) {
-      if (p.uncertified != nullptr && chosen[i] && rank[i] == kTopk - 2 &&
-          !is_certified<kCandidates>(p, local, score[i])) {
-        const int row0 = row.seq.q_begin * p.groups, at = p.first_row + local;
-        const int tile0 = row0 + (at - row0) / kTileRows * kTileRows;
-        p.ws.tile_flags[tile_number(tile0, row.seq.index)] = 1;
-        atomicAdd(p.uncertified, 1);
-      }
-    }
-  }
-  if (lane == 0) ids[kTopk - 1] = row.own;
+  write_row<kTopk>(chosen, row.own,
+                   p.ids_RTK + (int64_t{row.group} * p.batch.num_queries + row.query) * kTopk);
 }
 
 // --- host
@@ -289,35 +346,30 @@ int64_t num_tiles(const MsaGeometry& g, const MsaBatch& batch) {
 Workspace make_workspace(const MsaGeometry& g, const MsaBatch& batch, int64_t num_pages,
                          int candidates, void* base) {
   char* at = static_cast<char*>(base);
-  const auto take = [&](auto*& pointer, int64_t bytes) {
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(at);
-    at += align_up(bytes);
-  };
   const int64_t rows = chunk_rows(g, batch) + kTileRows,
                 entry_bytes = candidates < kTopk ? 8 : 4;
   const int64_t max_lists = Schedule::max_lists(kMaxSms), pairs = rows * candidates;
   Workspace ws;
-  take(ws.counters, 64);
-  take(ws.items, Schedule::max_items(rows, batch.num_seqs, kMaxSms) * sizeof(ScanItem));
-  take(ws.merges, max_lists * sizeof(MergeItem));
-  take(ws.lists, max_lists * kTileRows * candidates * entry_bytes);
-  take(ws.codes, rows * kDim);
-  take(ws.candidates, pairs * entry_bytes);
+  workspace_take(at, ws.counters, 64);
+  workspace_take(at, ws.items, Schedule::max_items(rows, batch.num_seqs, kMaxSms));
+  workspace_take(at, ws.merges, max_lists);
+  workspace_take(at, ws.lists, max_lists * kTileRows * candidates * entry_bytes);
+  workspace_take(at, ws.codes, rows * kDim);
+  workspace_take(at, ws.candidates, pairs * entry_bytes);
   ws.end = at;
   if (candidates < kTopk) return ws;
-  take(ws.place, pairs * 4);
-  take(ws.pairs, pairs * 4);
-  take(ws.score, pairs * 4);
-  take(ws.count, num_pages * kCountStride * 4);
-  take(ws.page_begin, num_pages * 4);
-  take(ws.rescore_items,
-       (pairs / kItemPairs + std::min(pairs, num_pages) + 1) * sizeof(RescoreItem));
-  take(ws.num_rescore_items, 4);
+  workspace_take(at, ws.place, pairs);
+  workspace_take(at, ws.pairs, pairs);
+  workspace_take(at, ws.score, pairs);
+  workspace_take(at, ws.count, num_pages);
+  workspace_take(at, ws.page_begin, num_pages);
+  workspace_take(at, ws.rescore_items, pairs / kItemPairs + std::min(pairs, num_pages) + 1);
+  workspace_take(at, ws.num_rescore_items, 1);
   ws.end = at;
   if (candidates < kExactCandidates) return ws;
-  take(ws.query_stat, rows * sizeof(float4));
-  take(ws.tile_flags, num_tiles(g, batch) * 4);
-  take(ws.bf16, index_select_sm90_workspace_bytes(g, batch));
+  workspace_take(at, ws.query_stat, rows);
+  workspace_take(at, ws.tile_flags, num_tiles(g, batch));
+  workspace_take(at, ws.bf16, index_select_sm90_workspace_bytes(g, batch));
   ws.end = at;
   return ws;
 }
@@ -342,7 +394,6 @@ void run(const IndexPrefill8Params& a, cudaStream_t stream) {
     M3_CUDA_CHECK(
         cudaMemsetAsync(p.ws.tile_flags, 0, num_tiles(a.geometry, a.batch) * 4, stream));
   }
-  const unsigned row_ctas = static_cast<unsigned>((buffer_rows + 7) / 8);  // a warp per row
   for (int64_t first = 0; first < total; first += rows) {
     p.first_row = static_cast<int>(first);
     p.end_row = static_cast<int>(std::min(first + rows, total));
@@ -354,14 +405,15 @@ void run(const IndexPrefill8Params& a, cudaStream_t stream) {
       const auto rescore = rescore_kernel<kCandidates>;
       M3_CUDA_CHECK(cudaFuncSetAttribute(rescore, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          kRescoreSmemBytes));
-      M3_CUDA_CHECK(
-          cudaMemsetAsync(p.ws.count, 0, a.num_pages * kCountStride * 4, stream));
-      count_kernel<kCandidates><<<row_ctas, 256, 0, stream>>>(p, buffer_rows);
+      const unsigned pair_ctas = static_cast<unsigned>((buffer_rows + kPairRows - 1) / kPairRows);
+      M3_CUDA_CHECK(cudaMemsetAsync(p.ws.count, 0, a.num_pages * 4, stream));
+      count_kernel<kCandidates><<<pair_ctas, kPairThreads, 0, stream>>>(p, buffer_rows);
       place_kernel<<<1, 1024, 0, stream>>>(p);
-      scatter_kernel<kCandidates><<<row_ctas, 256, 0, stream>>>(p, buffer_rows);
+      scatter_kernel<kCandidates><<<pair_ctas, kPairThreads, 0, stream>>>(p, buffer_rows);
       rescore<<<sms * kRescoreCtas, kRescoreThreads, kRescoreSmemBytes, stream>>>(x_map, p);
     }
-    choose_kernel<kCandidates><<<row_ctas, 256, 0, stream>>>(p, buffer_rows);
+    choose_kernel<kCandidates><<<(buffer_rows + kChooseThreads - 1) / kChooseThreads,
+                                 kChooseThreads, 0, stream>>>(p, buffer_rows);
   }
   M3_CUDA_CHECK(cudaGetLastError());
   if (a.uncertified == nullptr) return;

@@ -14,6 +14,7 @@
 // Shared memory: 2 Q tiles x 64 KB, 3 key stages x 32 KB = 224 KB, 128-byte swizzle, halves of 64
 // channels. Work: 2 * 256 * 128 * 128 FLOP per 32 KB of keys (L2). Max of 32768 scores: 512 of
 // about 2100 clocks.
+#include <algorithm>
 #include <climits>
 
 #include "hopper/dependent_launch.cuh"
@@ -41,6 +42,7 @@ constexpr int kScanThreads = 384;
 // Made by `schedule` and `scan`.
 struct Workspace : Schedule {
   int2* lists;  // [lists][256][K]: (score bits, id), best first; the last one is unused
+  char* end;
 };
 
 struct __align__(8) ScanBarriers {
@@ -72,17 +74,6 @@ __device__ __forceinline__ void issue_scores(float (&acc)[64], uint64_t query, u
                   descriptor_advance(keys, k / 4 * kHalfKeyBytes + in_half), k == 0 ? 0 : 1);
   }
   wgmma_commit();
-}
-
-// Maxima of the two rows that a lane holds.
-__device__ __forceinline__ void reduce_rows(const float (&acc)[64], float& upper, float& lower) {
-  upper = fmaxf(acc[0], acc[1]);
-  lower = fmaxf(acc[2], acc[3]);
-#pragma unroll
-  for (int j = 4; j < 64; j += 4) {
-    upper = fmaxf(upper, fmaxf(acc[j], acc[j + 1]));
-    lower = fmaxf(lower, fmaxf(acc[j + 2], acc[j + 3]));
-  }
 }
 
 template <int kTopk>
@@ -189,11 +180,11 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         float upper0, lower0, upper1, lower1;
         wgmma_wait<1>();
         wgmma_pin(acc0);
-        reduce_rows(acc0, upper0, lower0);
+        row_maxima(acc0, upper0, lower0);
         wgmma_wait<0>();
         wgmma_pin(acc1);
         if (tid % 128 == 0) mbarrier_arrive(&bars.key_empty[stage]);
-        reduce_rows(acc1, upper1, lower1);
+        row_maxima(acc1, upper1, lower1);
         // Quad reduction that leaves each lane one of the quad's four rows.
         const float give0 = __shfl_xor_sync(0xffffffffu, lower_row ? upper0 : lower0, 1);
         const float give1 = __shfl_xor_sync(0xffffffffu, lower_row ? upper1 : lower1, 1);
@@ -294,26 +285,22 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
 }
 
-Workspace make_workspace(const IndexSelectCudaArgs& a, int sms) {
+Workspace make_workspace(const MsaGeometry& g, const MsaBatch& batch, void* begin) {
+  const int64_t items = Schedule::max_items(batch.num_queries * g.groups, batch.num_seqs, kMaxSms),
+                lists = Schedule::max_lists(kMaxSms);
   Workspace ws;
-  char* base = static_cast<char*>(a.workspace);
-  const int64_t items =
-      Schedule::max_items(a.batch.num_queries * a.geometry.groups, a.batch.num_seqs, sms);
-  const auto take = [&](int64_t bytes) {
-    char* p = base;
-    base += align_up(bytes);
-    return p;
-  };
-  ws.counters = reinterpret_cast<int32_t*>(take(256));
-  ws.items = reinterpret_cast<ScanItem*>(take(items * sizeof(ScanItem)));
-  ws.merges = reinterpret_cast<MergeItem*>(take(Schedule::max_lists(sms) * sizeof(MergeItem)));
-  ws.lists = reinterpret_cast<int2*>(take(Schedule::max_lists(sms) * a.geometry.topk * kTileRows * 8));
+  char* at = static_cast<char*>(begin);
+  workspace_take(at, ws.counters, 64);
+  workspace_take(at, ws.items, items);
+  workspace_take(at, ws.merges, lists);
+  workspace_take(at, ws.lists, lists * g.topk * kTileRows);
+  ws.end = at;
   return ws;
 }
 
 template <int kTopk>
 void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
-  const int R = a.geometry.groups, sms = sm_count();
+  const int R = a.geometry.groups, sms = std::min(sm_count(), kMaxSms);
   const int64_t rows = a.batch.num_queries * R;
   const int64_t key_rows = a.batch.layout == KvLayout::kPaged ? a.num_pages * kBlock : a.num_pages;
   const CUtensorMap query_map =
@@ -322,7 +309,7 @@ void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
   const CUtensorMap key_map =
       tensor_map_create(a.ki, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                         {{kDim, 0, 64}, {key_rows, kDim * 2, kBlock}}, MapSwizzle::k128Bytes);
-  const Workspace ws = make_workspace(a, sms);
+  const Workspace ws = make_workspace(a.geometry, a.batch, a.workspace);
   const auto scan = scan_kernel<kTopk>;
   M3_CUDA_CHECK(
       cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
@@ -337,11 +324,7 @@ void launch(const IndexSelectCudaArgs& a, cudaStream_t stream) {
 }  // namespace
 
 int64_t index_select_sm90_workspace_bytes(const MsaGeometry& geometry, const MsaBatch& batch) {
-  const int64_t lists = Schedule::max_lists(kMaxSms);
-  const int64_t items =
-      Schedule::max_items(batch.num_queries * geometry.groups, batch.num_seqs, kMaxSms);
-  return 256 + align_up(items * sizeof(ScanItem)) +
-         align_up(lists * sizeof(MergeItem)) + align_up(lists * geometry.topk * kTileRows * 8);
+  return make_workspace(geometry, batch, nullptr).end - static_cast<char*>(nullptr);
 }
 
 void index_select_sm90(const IndexSelectCudaArgs& args, Stream stream) {
