@@ -100,6 +100,9 @@ void load_branch(Reader& reader, EngineModel& model, PageCache& cache, std::vect
 
 int64_t save_pages(const std::filesystem::path& path, const std::string& layout, EngineModel& model, const PageCache& cache) {
   AtomicFile file(path);
+  // Prompts can be read out of keys and values: the owner's alone, before the first byte is in it.
+  namespace fs = std::filesystem;
+  fs::permissions(path.string() + ".tmp", fs::perms::owner_read | fs::perms::owner_write);
   file.write(kMagic);
   const uint64_t layout_bytes = layout.size();
   file.write(chars({&layout_bytes, 1}));

@@ -52,6 +52,7 @@ class PageFile : public ::testing::Test {
 
 TEST_F(PageFile, cache_03_the_next_process_finds_what_this_one_computed) {
   save_chats();
+  EXPECT_EQ(fs::status(path()).permissions(), fs::perms::owner_read | fs::perms::owner_write);
   FakeEngine next(options());
   next.engine.check_pages();
   EXPECT_EQ(expect_right_chats(next), 4 * 99) << "all but the last token";
