@@ -61,8 +61,8 @@ int command_train(const Args& args) {
                   "log into the configuration's output folder. Ctrl-C finishes the step, saves and "
                   "ends; --resume goes on, to the "
                   "bit as if nothing had happened, also after kill -9 or a power cut.",
-                  "m3 train configs/train/nano.json\n"
-                  "  m3 train configs/train/nano.json --resume\n"
+                  "m3 train configs/train/tiny.json\n"
+                  "  m3 train configs/train/nano.json --resume   (after scripts/train-nano.sh made its corpus)\n"
                   "  m3 train configs/train/nano.json --set seed=1 --set output=runs/nano-1 --set "
                   "sources.clips.count=14");
   options.positional("CONFIG", file, "the configuration, JSON");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/threads.h"
 #include "engine/page_file.h"
@@ -59,6 +60,7 @@ Engine::Engine(EngineModel& model, const Tokenizer& tokenizer, const EngineOptio
 void Engine::load_cache() {
   M3_CHECK(options_.prefix_cache, "pages cannot be taken from {} without the prefix cache", options_.cache_file.string());
   page_layout_ = model_.page_layout();
+  { AtomicFile writable(options_.cache_file); }  // throws now rather than at the end, where the work would be lost
   if (!std::filesystem::exists(options_.cache_file)) return;
   try {
     const int64_t pages = load_pages(options_.cache_file, page_layout_, model_, pages_);

@@ -34,14 +34,13 @@ std::shared_ptr<const MediaFeatures> CpuEngineModel::encode_media(const MediaInp
 std::string CpuEngineModel::page_layout() {
   constexpr const char* kKinds[] = {"keys", "values", "index keys"};
   constexpr const char* kAxes[] = {"heads, positions, dim", "heads, positions, dim", "positions, dim"};
-  std::string text = fmt::format("lanes version {}\npage of {} positions\ncomputes {}\n", kKvLanesVersion, sizes_.page_tokens,
-                                 fingerprint());
+  std::string text = fmt::format("lanes version {}\npage of {} positions\n", kKvLanesVersion, sizes_.page_tokens);
   for (const KvLane& lane : kv_lanes(cache_, config().text.num_layers)) {
     const auto kind = static_cast<size_t>(lane.kind);
     text += fmt::format("layer {} {} {} {} = {}\n", lane.layer, kKinds[kind], dtype_name(lane.dtype), kAxes[kind],
                         lane.page_shape.str());
   }
-  return text;
+  return text + fmt::format("computes {}\n", fingerprint());  // last: where lanes differ, they are the reason to tell
 }
 
 // Hash of the page that the model makes of a fixed text, and of the features of a fixed picture: it tells weights and

@@ -50,6 +50,13 @@ class PageFile : public ::testing::Test {
   fs::path folder_ = fs::temp_directory_path() / fmt::format("m3-page-file-{}", ::getpid());
 };
 
+TEST_F(PageFile, a_place_that_takes_no_file_is_refused_at_the_start) {
+  FakeOptions options;
+  options.engine.cache_file = folder_ / "missing" / "cache";
+  EXPECT_THROW(FakeEngine{options}, std::exception);
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
 TEST_F(PageFile, cache_03_the_next_process_finds_what_this_one_computed) {
   save_chats();
   EXPECT_EQ(fs::status(path()).permissions(), fs::perms::owner_read | fs::perms::owner_write);
