@@ -84,13 +84,14 @@ std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
   return content;
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path)
+AtomicFile::AtomicFile(std::filesystem::path path, Readers readers)
     : path_(std::move(path)), temporary_(path_.string() + ".tmp") {
   struct stat info = {};
   // A device or a folder must not be replaced by a file.
   M3_CHECK(::stat(path_.c_str(), &info) != 0 || S_ISREG(info.st_mode), "{}: not a regular file; give a file name",
            path_.string());
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const mode_t mode = readers == Readers::kOwner ? 0600 : 0644;
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
   M3_CHECK(fd_ >= 0, "{}: cannot create: {}", temporary_, std::strerror(errno));
 }
 

@@ -41,7 +41,9 @@ std::string read_file(const std::filesystem::path& path, uint64_t max_bytes = ui
 // the temporary one removed.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path path);
+  enum class Readers { kAll, kOwner };  // kOwner: mode 0600
+
+  explicit AtomicFile(std::filesystem::path path, Readers readers = Readers::kAll);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;

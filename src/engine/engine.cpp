@@ -16,8 +16,8 @@ namespace {
 constexpr size_t kNumReasons = 5;
 constexpr std::array<const char*, kNumReasons> kReasonNames = {"stop", "length", "cancelled", "deadline", "failed"};
 
-// Below so much work in draws a parallel region costs more than it saves: a few microseconds. In logits of greedy draws;
-// those of others cost about 16 times as much.
+// Below so much work in draws a parallel region costs more than it saves. In logits of greedy draws (0.7 ns each on a
+// Zen 3); those of others were measured at 2 (top_k 40 of 200K ids) to 50 times that (top_p 0.95 of them).
 constexpr int64_t kParallelLogits = 1 << 17;
 
 EngineOptions completed(EngineOptions options, const EngineModelSizes& sizes) {

@@ -99,10 +99,7 @@ void load_branch(Reader& reader, EngineModel& model, PageCache& cache, std::vect
 }  // namespace
 
 int64_t save_pages(const std::filesystem::path& path, const std::string& layout, EngineModel& model, const PageCache& cache) {
-  AtomicFile file(path);
-  // Prompts can be read out of keys and values: the owner's alone, before the first byte is in it.
-  namespace fs = std::filesystem;
-  fs::permissions(path.string() + ".tmp", fs::perms::owner_read | fs::perms::owner_write);
+  AtomicFile file(path, AtomicFile::Readers::kOwner);  // prompts can be read out of keys and values
   file.write(kMagic);
   const uint64_t layout_bytes = layout.size();
   file.write(chars({&layout_bytes, 1}));

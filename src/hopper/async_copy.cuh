@@ -15,6 +15,13 @@ __device__ __forceinline__ void async_copy_16(void* smem, const void* global) {
                : "memory");
 }
 
+// The same, or zeros where `valid` is false: then nothing is read.
+__device__ __forceinline__ void async_copy_16_or_zeros(void* smem, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(smem)),
+               "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
+}
+
 // Closes the group of copies this thread has started since the last commit; it may be empty.
 __device__ __forceinline__ void async_copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

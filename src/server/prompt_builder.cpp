@@ -15,7 +15,7 @@ namespace m3 {
 namespace {
 
 constexpr size_t kGrammarsKept = 64;
-constexpr int64_t kEncodedBytes = 64 << 20;  // about 7 million tokens of chats
+constexpr int64_t kEncodedBytes = 64 << 20;  // some 9 bytes a token with its text: several million tokens of chats
 
 ChatMedia decode(const MediaSource& source) {
   const SerialScope serial;  // workers are parallel among themselves, and the model needs the cores

@@ -265,7 +265,7 @@ TEST(Resume, AKeyChangesByRequestAndOnTheRecord) {
   std::ifstream log(folder.path() / "train.jsonl");
   int records = 0;
   for (std::string line; std::getline(log, line); ++records) {
-    const bool changed = line.find(R"("changes":[{"key":"compute.micro_batch_tokens","from":"128","to":"64"})") !=
+    const bool changed = line.find(R"("changes":[{"step":4,"key":"compute.micro_batch_tokens","from":"128","to":"64"})") !=
                          std::string::npos;
     EXPECT_EQ(changed, records == 4) << line;
   }

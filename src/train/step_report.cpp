@@ -222,13 +222,7 @@ std::string StepReport::to_json(const ModelConfig& config, double ceiling_gflops
   }
   if (!changes.empty()) {
     JsonValue list = JsonValue::array();
-    for (const ConfigChange& change : changes) {
-      JsonValue entry = JsonValue::object();
-      entry.append_member("key", JsonValue::string(change.key));
-      entry.append_member("from", JsonValue::string(change.from));
-      entry.append_member("to", JsonValue::string(change.to));
-      list.push_back(std::move(entry));
-    }
+    for (const ConfigChange& change : changes) list.push_back(change.to_json());
     root.append_member("changes", std::move(list));
   }
   if (!documents.empty()) {

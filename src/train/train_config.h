@@ -164,11 +164,11 @@ struct TrainConfig {
   std::string resolved;  // the whole file with the overrides, for the record
 };
 
-// `overrides`: "optimizer.lr=1e-3", "sources.cards.count=4" (members of lists by name or number);
-// the value is JSON, or else text. Throws Error naming file, key, value and what is wanted.
 // One source alone, for m3 eval: as in "sources"; without "count" it has 1.
 SourceConfig parse_source(const std::string& json);
 
+// `overrides`: "optimizer.lr=1e-3", "sources.cards.count=4" (members of lists by name or number);
+// the value is JSON, or else text. Throws Error naming file, key, value and what is wanted.
 TrainConfig read_train_config(const std::filesystem::path& file,
                               const std::vector<std::string>& overrides = {});
 TrainConfig parse_train_config(const std::string& json, const std::filesystem::path& file,

@@ -228,16 +228,16 @@ std::vector<ConfigChange> check_identity(const TrainConfig& config, const fs::pa
   return changes;
 }
 
-JsonValue change_json(const ConfigChange& change) {
+}  // namespace
+
+JsonValue ConfigChange::to_json() const {
   JsonValue out = JsonValue::object();
-  out.append_member("step", JsonValue::integer(change.step));
-  out.append_member("key", JsonValue::string(change.key));
-  out.append_member("from", JsonValue::string(change.from));
-  out.append_member("to", JsonValue::string(change.to));
+  out.append_member("step", JsonValue::integer(step));
+  out.append_member("key", JsonValue::string(key));
+  out.append_member("from", JsonValue::string(from));
+  out.append_member("to", JsonValue::string(to));
   return out;
 }
-
-}  // namespace
 
 std::string run_identity(const TrainConfig& config) {
   JsonValue root = JsonValue::parse(config.identity, "this run's configuration");
@@ -271,7 +271,7 @@ std::string TrainingState::to_json() const {
   JsonValue positions = JsonValue::object();
   for (const auto& [name, stream] : streams) positions.append_member(name, stream.to_json());
   root.append_member("streams", std::move(positions));
-  root.append_member("changes", list(changes, change_json));
+  root.append_member("changes", list(changes, [](const ConfigChange& change) { return change.to_json(); }));
   return root.dump() + "\n";
 }
 

@@ -25,6 +25,8 @@ namespace m3::train {
 struct ConfigChange {
   int64_t step = 0;  // from this step on
   std::string key, from, to;
+
+  JsonValue to_json() const;
 };
 
 // What decides the weights: the configuration's identity, and of every data folder that it reads

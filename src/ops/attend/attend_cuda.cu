@@ -5,6 +5,7 @@
 #include "ops/attend/attend_decode.h"
 #include "ops/attend/attend_sm90.h"
 #include "tensor/cuda_check.h"
+#include "tensor/profile_range.h"
 
 namespace m3 {
 namespace {
@@ -121,6 +122,7 @@ int64_t attend_cuda_workspace_bytes(const MsaGeometry& g, const MsaBatch& batch,
 }
 
 void attend_cuda(const AttendCudaArgs& args, AttendPath path, Stream stream) {
+  const ProfileRange range("attend");
   switch (path) {
     case AttendPath::kGeneral:
       return attend_general(args, stream);

@@ -9,6 +9,7 @@
 #include "ops/cache_append/norm_rope_append.h"
 #include "ops/common/msa_device.cuh"
 #include "tensor/cuda_check.h"
+#include "tensor/profile_range.h"
 
 namespace m3 {
 namespace {
@@ -128,6 +129,7 @@ __global__ void rope_angles_kernel(const RopeAnglesParams p, const Frequencies f
 }  // namespace
 
 void norm_rope_append(const NormRopeAppendParams& p, bool dependent, Stream stream) {
+  const ProfileRange range("norm_rope_append");
   if (p.num_queries == 0) return;
   M3_CHECK(p.pairs > 0 && p.pairs <= kMaxPairs && (p.pairs & (p.pairs - 1)) == 0 && p.pairs >= 4,
            "norm_rope_append: {} rotated pairs, want 4, 8, 16 or 32", p.pairs);
@@ -146,6 +148,7 @@ void norm_rope_append(const NormRopeAppendParams& p, bool dependent, Stream stre
 }
 
 void rope_angles_paged(const RopeAnglesParams& p, Stream stream) {
+  const ProfileRange range("rope_angles_paged");
   if (p.num_queries == 0) return;
   M3_CHECK(p.pairs > 0 && p.pairs <= kMaxPairs, "rope_angles_paged: {} pairs, want 1 to {}",
            p.pairs, kMaxPairs);

@@ -12,6 +12,7 @@
 #include "ops/index_select/index_scan.cuh"
 #include "ops/index_select/index_score.cuh"
 #include "ops/index_select/select_blocks.cuh"
+#include "tensor/profile_range.h"
 
 namespace m3 {
 namespace {
@@ -309,6 +310,7 @@ __global__ __cluster_dims__(kCluster, 1, 1)
 
 void index_decode_scores8(const IndexDecodeParams& params, int64_t max_q_len,
                           const IndexDecodeTuning& tuning, Stream stream) {
+  const ProfileRange range("index_decode_scores8");
   M3_CHECK(params.scale_P != nullptr,
            "decode index: int8 keys need scale_P [P], one scale per page");
   index_scan::launch_scan<Int8Keys>(params, max_q_len, tuning, stream);
@@ -316,6 +318,7 @@ void index_decode_scores8(const IndexDecodeParams& params, int64_t max_q_len,
 
 void index_decode_rescore(const IndexRescoreParams& params, int64_t max_blocks, bool dependent,
                           Stream stream) {
+  const ProfileRange range("index_decode_rescore");
   if (params.num_queries == 0) return;
   M3_CHECK(params.candidates >= params.scan.topk - 1 && params.candidates <= kMost,
            "decode index: {} candidates for topk {}, want {} to {}", params.candidates,
@@ -339,6 +342,7 @@ void index_decode_rescore(const IndexRescoreParams& params, int64_t max_blocks, 
 
 void index_decode_exact(const IndexRescoreParams& params, int64_t max_q_len, int64_t max_blocks,
                         Stream stream) {
+  const ProfileRange range("index_decode_exact");
   IndexDecodeParams scan = params.scan;
   scan.wanted_N = params.uncertified_N;
   index_decode_scores(scan, max_q_len, {}, stream);

@@ -5,6 +5,7 @@
 #include "ops/common/msa_device.cuh"
 #include "ops/index_select/index_keys8.h"
 #include "tensor/cuda_check.h"
+#include "tensor/profile_range.h"
 
 namespace m3 {
 namespace {
@@ -104,6 +105,7 @@ __global__ __launch_bounds__(kWarps * 32) void index_keys8_append_kernel(MsaBatc
 
 void index_keys8_append(const MsaBatch& batch, const void* x_PBX, const IndexKeys8& keys,
                         Stream stream) {
+  const ProfileRange range("index_keys8_append");
   if (batch.num_seqs == 0 || batch.max_q_len == 0) return;
   M3_CHECK(batch.layout == KvLayout::kPaged, "index_keys8_append needs a paged batch");
   const dim3 grid(static_cast<unsigned>(batch.num_seqs),

@@ -19,6 +19,7 @@
 #include "hopper/wgmma.cuh"
 #include "ops/index_select/index_prefill8.cuh"
 #include "ops/index_select/index_select_cuda.h"
+#include "tensor/profile_range.h"
 
 namespace m3 {
 namespace {
@@ -448,6 +449,7 @@ int64_t index_prefill8_workspace_bytes(const MsaGeometry& geometry, const MsaBat
 }
 
 void index_prefill8(const IndexPrefill8Params& params, Stream stream) {
+  const ProfileRange range("index_prefill8");
   const std::string reason =
       index_prefill8_supports(params.geometry, params.batch, params.candidates);
   M3_CHECK(reason.empty(), "index_select with 8-bit keys: {}", reason);

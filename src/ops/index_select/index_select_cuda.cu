@@ -4,6 +4,7 @@
 #include "ops/index_select/index_select_cuda.h"
 #include "ops/index_select/index_select_decode.h"
 #include "tensor/cuda_check.h"
+#include "tensor/profile_range.h"
 
 namespace m3 {
 namespace {
@@ -85,6 +86,7 @@ int64_t index_select_cuda_workspace_bytes(const MsaGeometry& g, const MsaBatch& 
 }
 
 void index_select_cuda(const IndexSelectCudaArgs& args, IndexSelectPath path, Stream stream) {
+  const ProfileRange range("index_select");
   switch (path) {
     case IndexSelectPath::kGeneral:
       return index_select_general(args, stream);

@@ -13,8 +13,10 @@
 
 #include <algorithm>
 
+#include "hopper/async_copy.cuh"
 #include "hopper/matrix.cuh"
 #include "tensor/cuda_check.h"
+#include "tensor/profile_range.h"
 
 namespace m3 {
 namespace {
@@ -23,20 +25,6 @@ using namespace hopper;
 
 constexpr int kQueries = 128, kKeys = 64, kWarps = 4, kThreads = kWarps * 32;
 constexpr float kLn2 = 0.693147180559945f, kLog2e = 1.44269504088896f;
-
-// 16 bytes to shared memory; zeros where `valid` is false.
-__device__ __forceinline__ void copy16(void* smem, const void* global, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(smem)),
-               "l"(global), "r"(valid ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void copy_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 template <int kDim>
 struct Buffers {
@@ -54,10 +42,10 @@ __device__ __forceinline__ void fetch_keys(const VitAttendParams& p, const VitTi
     const int key = i / kChunks, chunk = i % kChunks * 8;
     const bool valid = first + key < tile.last_key;
     const int64_t at = int64_t{valid ? first + key : tile.first_key} * p.token_stride + chunk;
-    copy16(&shared.k[buffer][key][chunk], k + at, valid);
-    copy16(&shared.v[buffer][key][chunk], v + at, valid);
+    async_copy_16_or_zeros(&shared.k[buffer][key][chunk], k + at, valid);
+    async_copy_16_or_zeros(&shared.v[buffer][key][chunk], v + at, valid);
   }
-  copy_commit();
+  async_copy_commit();
 }
 
 // One warp: two tiles of 16 queries; rows g and g + 8 of each.
@@ -75,10 +63,11 @@ __device__ __forceinline__ void fetch_queries(const VitAttendParams& p, const Vi
   for (int i = threadIdx.x; i < kQueries * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks * 8;
     const bool valid = tile.begin + row < tile.end;
-    copy16(&shared.q[row][chunk],
-           q + int64_t{valid ? tile.begin + row : tile.begin} * p.token_stride + chunk, valid);
+    async_copy_16_or_zeros(
+        &shared.q[row][chunk],
+        q + int64_t{valid ? tile.begin + row : tile.begin} * p.token_stride + chunk, valid);
   }
-  copy_commit();
+  async_copy_commit();
 }
 
 // s = log2(e) scale Q K^T for 64 keys; keys from `count` on are masked.
@@ -223,9 +212,9 @@ __global__ __launch_bounds__(kThreads, 2) void vit_attend_kernel(const VitAttend
     const bool more = first + kKeys < tile.last_key;
     if (more) {
       fetch_keys<kDim>(p, tile, head, first + kKeys, buffer ^ 1, shared);
-      copy_wait<1>();
+      async_copy_wait<1>();
     } else {
-      copy_wait<0>();
+      async_copy_wait<0>();
     }
     __syncthreads();
     float s[2][kKeys / 8][4];
@@ -265,6 +254,7 @@ std::vector<VitTile> vit_attend_tiles(std::span<const int32_t> cu_segments) {
 }
 
 void vit_attend_sm90(const VitAttendParams& params, Stream stream) {
+  const ProfileRange range("vit_attend");
   if (params.num_tiles == 0) return;
   M3_CHECK(params.token_stride % 8 == 0,
            "vit_attend: token_stride {} must be a multiple of 8 elements", params.token_stride);
